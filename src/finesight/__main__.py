@@ -1,0 +1,3 @@
+from finesight.cli import main
+
+main()

@@ -1,0 +1,41 @@
+"""The Python API: the same steps as the command line, as functions."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from finesight.config import RuntimeConfig, build_config
+from finesight.encoder import Encoder, EncoderConfig
+from finesight.evaluation.evaluate import Evaluation
+from finesight.evaluation.evaluate import evaluate as evaluate_encoder
+from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.pooling_config import PoolingName
+from finesight.training.train import train as train_run
+
+
+def load(path: str | Path) -> Encoder:
+    """The encoder of a finished run (the run folder, or its ``encoder`` folder)."""
+    return Encoder.load(path)
+
+
+def train(
+    data: str | Path, out: str | Path, *, runtime: RuntimeConfig | None = None, restart: bool = False, **settings: Any
+) -> Encoder:
+    """Train on ``data`` into the run folder ``out`` and load what it leaves behind; called again, it continues.
+
+    ``settings`` are those of ``config.yaml``, nested or with dots: ``epochs=20``, ``**{"views.resolution": 112}``.
+    """
+    config = build_config({"data": str(data), **settings})
+    return Encoder.load(train_run(config, Path(out), runtime, restart=restart).root)
+
+
+def evaluate(encoder: Encoder | str | Path, data: str | Path, **options: Any) -> Evaluation:
+    """Retrieval, linear probe and localisation; see ``finesight.evaluation.evaluate``."""
+    return evaluate_encoder(encoder if isinstance(encoder, Encoder) else load(encoder), data, **options)
+
+
+def frozen(backbone: BackboneConfig, resolution: int, pooling: PoolingName = "average") -> Encoder:
+    """A network as it comes, without any training: the baseline everything must beat."""
+    settings = EncoderConfig(method="frozen", resolution=resolution, pooling=pooling, backbone=backbone)
+    return Encoder.untrained(settings)

@@ -1,0 +1,325 @@
+"""The command line: parse, call, print. Heavy imports live inside the commands, so that --help is quick."""
+
+from __future__ import annotations
+
+import json
+import sys
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from finesight import __version__
+from finesight.errors import FineSightError
+from finesight.nn.pooling_config import POOLINGS
+
+app = typer.Typer(
+    name="finesight",
+    help="Learn, without labels, features that tell look-alike images apart.",
+    no_args_is_help=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+)
+
+Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in POOLINGS})  # type: ignore[misc]
+Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
+
+Data = Annotated[str, typer.Option("--data", help="A folder of images, a list of paths, or CUB_200_2011.")]
+CacheDir = Annotated[Path | None, typer.Option(help="Where decoded images are kept.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")]
+Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+PoolingOption = Annotated[Pooling | None, typer.Option(help="How φ becomes a feature; by default as trained.")]
+Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+
+
+def _version(wanted: bool) -> None:
+    if wanted:
+        print(f"finesight {__version__}")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Learn, without labels, features that tell look-alike images apart."""
+
+
+@app.command()
+def train(
+    out: Annotated[Path, typer.Option(help="The run folder. The same command continues what is in it.")],
+    data: Annotated[str | None, typer.Option(help="A folder of images, a list of paths, or CUB_200_2011.")] = None,
+    method: Annotated[str | None, typer.Option(help="lcr, lcr-multitask or moco-v2.")] = None,
+    reading: Annotated[Reading | None, typer.Option(help="How the rationale is read (docs/readings.md).")] = None,
+    backbone: Annotated[str | None, typer.Option(help="Any convolutional timm model.  [default: resnet50]")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="imagenet, random, or a weight file.  [default: imagenet]")
+    ] = None,
+    resolution: Annotated[int | None, typer.Option(help="Pixels of a view.  [default: 224]")] = None,
+    output_stride: Annotated[
+        int | None, typer.Option(help="8, 16 or 32; 16 gives 7×7 at 112 px.  [default: 32]")
+    ] = None,
+    stride_in_1x1: Annotated[
+        bool | None, typer.Option(help="ResNets with caffe strides.  [default: what the weight file says]")
+    ] = None,
+    freeze: Annotated[int | None, typer.Option(help="0 nothing, 1 the stem, 2 and stage 1, …")] = None,
+    epochs: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images a step, over all devices.  [default: 128]")] = None,
+    queue: Annotated[str | None, typer.Option(help="Past keys that serve as negatives, or auto.")] = None,
+    projections: Annotated[int | None, typer.Option(help="K, the filters of the rationale.  [default: 32]")] = None,
+    lr: Annotated[float | None, typer.Option(help="[default: 0.03]")] = None,
+    clip: Annotated[float | None, typer.Option(help="Largest gradient norm.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches per optimiser step.  [default: 1]")] = None,
+    seed: Annotated[int | None, typer.Option(help="[default: 0]")] = None,
+    limit_images: Annotated[int | None, typer.Option(help="Train on a random part of the images.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; options given here win.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as views.blur=0.5.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, dropping what is in the run folder.")] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and stop.")] = False,
+    devices: Annotated[int, typer.Option(min=1, help="Devices per machine; several train in parallel (DDP).")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, 32, 16 or bf16.")] = "auto",
+    checkpoint_minutes: Annotated[float, typer.Option(help="Time between checkpoints.")] = 2.0,
+    log_every: Annotated[int, typer.Option(help="Steps between rows of metrics.csv.")] = 10,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Learn features from a folder of images. Run the same command again to continue."""
+    from finesight.config import build_config, read_yaml
+
+    flags = {
+        "data": data,
+        "method": method,
+        "rationale.reading": None if reading is None else str(reading),
+        "rationale.projections": projections,
+        "backbone.name": backbone,
+        "backbone.weights": weights,
+        "backbone.output_stride": output_stride,
+        "backbone.stride_in_1x1": stride_in_1x1,
+        "backbone.freeze": freeze,
+        "views.resolution": resolution,
+        "objective.queue": None if queue is None else _value(queue),
+        "optim.lr": lr,
+        "optim.clip": clip,
+        "optim.accumulate": accumulate,
+        "epochs": epochs,
+        "batch": batch,
+        "seed": seed,
+        "limit_images": limit_images,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    file = read_yaml(config) if config is not None else {}
+    merged = build_config({**_dotted(file), **given, **_assignments(settings or [])})
+    if show_config:
+        import yaml
+
+        print(yaml.safe_dump(merged.model_dump(mode="json"), sort_keys=False), end="")
+        return
+    runtime = _runtime(
+        devices=devices,
+        nodes=nodes,
+        accelerator=accelerator,
+        precision=precision,
+        checkpoint_minutes=checkpoint_minutes,
+        log_every=log_every,
+        cache_dir=cache_dir,
+        workers=workers,
+        progress=not quiet,
+    )
+    from finesight.console import console
+    from finesight.training.train import train_and_report
+
+    run = train_and_report(merged, out, runtime, restart=restart)
+    console.print(f"The encoder is in {run.encoder}, the report is {run.report}.")
+
+
+@app.command()
+def evaluate(
+    data: Data,
+    run: Annotated[
+        Path | None, typer.Argument(help="The folder of a finished run; none for a frozen backbone.")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="Without a run: any convolutional timm model, as it is.")] = None,
+    weights: Annotated[str, typer.Option(help="imagenet, random, or a weight file.")] = "imagenet",
+    resolution: Annotated[int, typer.Option(help="Pixels (frozen backbone only).")] = 224,
+    output_stride: Annotated[int, typer.Option(help="8, 16 or 32 (frozen backbone only).")] = 32,
+    stride_in_1x1: Annotated[bool | None, typer.Option(help="Caffe strides (frozen backbone only).")] = None,
+    pooling: PoolingOption = None,
+    linear: Annotated[bool, typer.Option(help="Fit the linear probe too.")] = True,
+    limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
+    as_json: Json = False,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Score a run, or any backbone as it is: retrieval, linear probe, attention on the object."""
+    if (run is None) == (backbone is None):
+        raise FineSightError("Give either the folder of a run or --backbone, not both and not neither.")
+    from finesight import api
+    from finesight.config import validated
+    from finesight.console import console
+    from finesight.nn.backbone_config import BackboneConfig
+
+    if run is not None:
+        encoder = api.load(run)
+    else:
+        settings = validated(
+            BackboneConfig, name=backbone, weights=weights, output_stride=output_stride, stride_in_1x1=stride_in_1x1
+        )
+        encoder = api.frozen(settings, resolution)
+        console.print(encoder.backbone.load_report)
+    result = api.evaluate(
+        encoder,
+        data,
+        pooling=None if pooling is None else str(pooling),
+        linear=linear,
+        limit_classes=limit_classes,
+        cache_dir=cache_dir,
+        workers=workers,
+        progress=not quiet,
+    )
+    if run is not None:
+        from finesight.report.run_report import record_evaluation
+
+        record_evaluation(run, encoder, result)
+    if as_json:
+        print(json.dumps(result.scores))
+        return
+    from finesight.report.run_report import score_table
+
+    _print_table(score_table({encoder.config.method if run is None else run.name: result.scores}))
+
+
+@app.command()
+def embed(
+    run: Run,
+    images: Annotated[str, typer.Argument(help="A folder of images or a list of paths.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="features.npz, .parquet or .csv")],
+    pooling: PoolingOption = None,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write the feature of every image, with its path, in a stable order."""
+    from finesight import api
+    from finesight.console import console
+    from finesight.embedding import check_output, embed_images
+
+    check_output(out)
+    name: Any = None if pooling is None else str(pooling)
+    written, skipped = embed_images(
+        api.load(run), images, out, pooling=name, cache_dir=cache_dir, workers=workers, progress=not quiet
+    )
+    console.print(f"{written} features in {out}" + (f"; {skipped} files were skipped" if skipped else ""))
+
+
+@app.command()
+def inspect(data: Annotated[str, typer.Argument(help="A folder of images, a list of paths, or CUB_200_2011.")]) -> None:
+    """Say what FineSight sees in a folder or list: images, classes, splits."""
+    from finesight.data.sources import open_source
+
+    print(open_source(data).describe())
+
+
+@app.command()
+def lookalikes(
+    out: Annotated[Path, typer.Argument(help="A new folder.")],
+    species: Annotated[int | None, typer.Option(help="[default: 20]")] = None,
+    train_per_species: Annotated[int | None, typer.Option(help="[default: 60]")] = None,
+    test_per_species: Annotated[int | None, typer.Option(help="[default: 20]")] = None,
+    size: Annotated[int | None, typer.Option(help="Pixels.  [default: 96]")] = None,
+    seed: Annotated[int | None, typer.Option(help="[default: 0]")] = None,
+) -> None:
+    """Draw the built-in data set of look-alike birds into a folder."""
+    from finesight.config import validated
+    from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+
+    given = {
+        "species": species,
+        "train_per_species": train_per_species,
+        "test_per_species": test_per_species,
+        "size": size,
+        "seed": seed,
+    }
+    config = validated(LookalikesConfig, **{key: value for key, value in given.items() if value is not None})
+    print(make_lookalikes(out, config).describe())
+
+
+@app.command()
+def demo(
+    out: Annotated[Path, typer.Option(help="Where data, runs and the report go.")] = Path("demo"),
+    seed: Annotated[int, typer.Option(min=0)] = 0,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Draw look-alikes, train MoCo v2 and LCR, and compare them with the untrained network."""
+    from finesight.demo import run_demo
+
+    result = run_demo(out, seed, progress=not quiet)
+    if as_json:
+        print(json.dumps(result.results))
+        return
+    _print_table(result.table)
+    print(f"Report: {result.report}")
+
+
+def _runtime(**values: Any) -> Any:
+    from finesight.config import RuntimeConfig, validated
+
+    return validated(RuntimeConfig, **values)
+
+
+def _value(text: str) -> Any:
+    """A setting as YAML reads it: 0.5 a number, true a switch, null nothing."""
+    import yaml
+
+    return yaml.safe_load(text)
+
+
+def _assignments(settings: list[str]) -> dict[str, Any]:
+    pairs = {}
+    for setting in settings:
+        key, sign, value = setting.partition("=")
+        if not sign or not key:
+            raise FineSightError(f"--set takes key=value, for example views.blur=0.5, not {setting!r}.")
+        pairs[key.strip()] = _value(value)
+    return pairs
+
+
+def _dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    pairs: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        pairs.update(_dotted(value, f"{name}.") if isinstance(value, dict) else {name: value})
+    return pairs
+
+
+def _print_table(rows: list[dict[str, object]]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    for key in rows[0]:
+        table.add_column(key, justify="left" if key == "system" else "right")
+    for row in rows:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console().print(table)
+
+
+def main() -> None:
+    """Run the app; an error that is the user's to fix is one message and exit code 2, without a trace."""
+    try:
+        app()
+    except FineSightError as error:
+        print(f"finesight: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,166 @@
+"""What a run is made of, as typed models: an unknown or wrong key is an error that names it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from finesight.data.views import ViewConfig
+from finesight.errors import FineSightError
+from finesight.methods.moco import MoCoConfig
+from finesight.methods.recipes import recipe
+from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.pooling_config import PoolingName
+from finesight.rationale.config import READINGS, RationaleConfig
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OptimConfig(_Model):
+    """SGD as in the paper; the branch's own Adam step is ``rationale.branch_lr``."""
+
+    lr: float = Field(0.03, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(1e-4, ge=0)
+    warmup_epochs: float = Field(0.0, ge=0)
+    cosine: Literal["epoch", "step"] = "epoch"  # how often the rate changes; MoCo v2: once an epoch
+    accumulate: int = Field(1, ge=1)
+    clip: float | None = Field(None, gt=0)
+
+
+class ValidationConfig(_Model):
+    """A random slice of train that training never sees, scored by leave-one-out retrieval where there are labels."""
+
+    fraction: float = Field(0.1, ge=0, lt=1)
+    most: int = Field(1000, ge=2)
+    every: int = Field(5, ge=1)  # epochs
+
+
+class TrainConfig(_Model):
+    """Everything that decides what a run computes. What does not (folders, devices) is in RuntimeConfig."""
+
+    data: str
+    method: str = "lcr"
+    limit_images: int | None = Field(None, ge=2)
+    epochs: int = Field(100, ge=1)
+    batch: int = Field(128, ge=2)  # over all devices
+    seed: int = Field(0, ge=0)
+    backbone: BackboneConfig = BackboneConfig()
+    objective: MoCoConfig = MoCoConfig()
+    rationale: RationaleConfig | None = None
+    views: ViewConfig = ViewConfig()
+    optim: OptimConfig = OptimConfig()
+    validation: ValidationConfig = ValidationConfig()
+
+    @property
+    def pooling(self) -> PoolingName:
+        """How a feature is made at test time."""
+        if (fixed := recipe(self.method).pooling) is not None:
+            return fixed
+        assert self.rationale is not None
+        return self.rationale.pooling
+
+
+class RuntimeConfig(_Model):
+    """How and where a run computes; may change between two starts of the same run."""
+
+    cache_dir: Path | None = None
+    workers: int | None = Field(None, ge=1)
+    devices: int = Field(1, ge=1)
+    nodes: int = Field(1, ge=1)
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    precision: Literal["auto", "32", "16", "bf16"] = "auto"
+    checkpoint_minutes: float = Field(2.0, ge=0)
+    log_every: int = Field(10, ge=1)  # steps
+    progress: bool = True
+
+
+def build_config(overrides: dict[str, Any]) -> TrainConfig:
+    """The recipe's defaults with ``overrides`` (nested, or dotted keys) on top; errors name every bad key at once."""
+    values = nested(overrides)
+    chosen = recipe(str(values.get("method", "lcr")))
+    rationale = values.get("rationale") or {}
+    if not isinstance(rationale, dict):
+        raise FineSightError(f"'rationale' must be a table of settings, not {rationale!r}.")
+    if chosen.rationale:
+        reading = rationale.get("reading", "finesight")
+        if reading not in READINGS:
+            raise FineSightError(f"There is no reading {reading!r}. There are: {', '.join(READINGS)}.")
+        base = READINGS[reading]
+        values["rationale"] = {**base.model_dump(), **rationale}
+        objective = dict(values.get("objective") or {})
+        values["objective"] = {"projector": base.projector, **objective}
+    elif rationale:
+        raise FineSightError(
+            f"Method {values['method']!r} has no rationale, yet these were set: {', '.join(rationale)}."
+        )
+    return validated(TrainConfig, **values)
+
+
+def validated(model: type[M], **values: Any) -> M:
+    """The model, or an error that names every bad key at once."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise FineSightError(explain(error)) from error
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """{'views.resolution': 112} -> {'views': {'resolution': 112}}; nested tables are merged."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *folders, leaf = key.split(".")
+        here = tree
+        for folder in folders:
+            here = here.setdefault(folder, {})
+        if isinstance(value, dict):
+            here.setdefault(leaf, {}).update(nested(value))
+        else:
+            here[leaf] = value
+    return tree
+
+
+def explain(error: ValidationError) -> str:
+    """Every bad key on a line of its own."""
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"]) or "config"
+        known = " (no such setting)" if problem["type"] == "extra_forbidden" else f": {problem['msg']}"
+        lines.append(f"  {key}{known}, got {problem['input']!r}")
+    return "The configuration has errors:\n" + "\n".join(lines)
+
+
+def flat(config: BaseModel) -> dict[str, Any]:
+    """{'views': {'resolution': 112}} -> {'views.resolution': 112}, for comparing and listing."""
+
+    def walk(prefix: str, value: Any) -> dict[str, Any]:
+        if not isinstance(value, dict):
+            return {prefix: value}
+        pairs: dict[str, Any] = {}
+        for key, item in value.items():
+            pairs.update(walk(f"{prefix}.{key}" if prefix else key, item))
+        return pairs
+
+    return walk("", config.model_dump(mode="json"))
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A configuration file as a nested table."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FineSightError(f"{file} cannot be read as a configuration: {error}") from error
+    if not isinstance(values, dict):
+        raise FineSightError(f"{file} is not a configuration: it must be a table of settings.")
+    return values
+
+
+def write_yaml(config: BaseModel, file: Path) -> None:
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")

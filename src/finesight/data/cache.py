@@ -1,0 +1,177 @@
+"""The decoded cache: every image decoded once, small, and memory-mapped from then on."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from finesight.data.decode import read_mask
+from finesight.data.geometry import Geometry
+from finesight.data.sources import ImageSource
+from finesight.data.store import Entries, add_images, image_key, read_entries
+from finesight.errors import FineSightError, SkipImage
+
+
+@dataclass(frozen=True, eq=False)
+class DecodedCache:
+    """The readable images of a source, in its order, with their short side brought to ``side``.
+
+    Index ``i`` means the same image here and in ``source``, the given source without what was skipped.
+    """
+
+    source: ImageSource
+    skipped: list[tuple[str, str]]  # path, reason: while listing and while decoding
+    side: int
+    entries: Entries = field(repr=False)
+    rows: NDArray[np.int64] = field(repr=False)  # (N,) into entries
+    maps: dict[int, NDArray[np.uint8]] = field(repr=False)  # shard -> its bytes
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    @property
+    def sizes(self) -> NDArray[np.int64]:
+        """(N, 2) height and width of every cached image."""
+        return self.entries.sizes[self.rows].astype(np.int64)
+
+    def image(self, i: int) -> NDArray[np.uint8]:
+        """(h, w, 3), a read-only view of the file."""
+        row = self.rows[i]
+        height, width = self.entries.sizes[row]
+        start = self.entries.offsets[row]
+        pixels = self.maps[int(self.entries.shard[row])]
+        return pixels[start : start + height * width * 3].reshape(height, width, 3)
+
+    def batch(self, indices: Sequence[int] | NDArray[np.integer] | Tensor) -> tuple[Tensor, Tensor]:
+        """uint8 (N, 3, H, W), each image at the top left of a black canvas, and int64 (N, 2) sizes (h, w)."""
+        chosen = np.asarray(indices, np.int64)
+        sizes = self.entries.sizes[self.rows[chosen]]
+        height, width = sizes.max(axis=0, initial=0)
+        canvas = torch.zeros(len(chosen), 3, int(height), int(width), dtype=torch.uint8)
+        for slot, i, (h, w) in zip(canvas.numpy(), chosen, sizes, strict=True):
+            slot[:, :h, :w] = self.image(i).transpose(2, 0, 1)  # (h, w, 3) -> (3, h, w)
+        return canvas, torch.from_numpy(sizes)
+
+    def geometry(self, i: int) -> Geometry:
+        width, height = self.entries.originals[self.rows[i]].tolist()
+        return Geometry.fit(width, height, self.side)
+
+    def box(self, i: int) -> NDArray[np.float32] | None:
+        """x, y, width, height in cached pixels, clipped to the cached image."""
+        return None if self.source.boxes is None else self.geometry(i).box(self.source.boxes[i])
+
+    def mask(self, i: int) -> NDArray[np.bool_] | None:
+        """(h, w): where the object is, from its mask picture, else from its box, else unknown."""
+        if self.source.masks is None:
+            box = self.box(i)
+            return None if box is None else self.geometry(i).filled(box)
+        file = self.source.root / str(self.source.masks[i])
+        try:
+            return self.geometry(i).mask(read_mask(file))
+        except SkipImage as skip:
+            raise FineSightError(f"the object mask {file} cannot be used: {skip}") from None
+
+
+def cache_side(resolution: int) -> int:
+    """The short side kept for a training resolution: the paper resizes to 256 and crops 224, so 8/7 of it."""
+    return -(-resolution * 256 // 224)
+
+
+def default_cache_dir() -> Path:
+    """``$FINESIGHT_CACHE``, else the user's cache folder."""
+    if own := os.environ.get("FINESIGHT_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "finesight"
+
+
+def open_cache(
+    source: ImageSource,
+    side: int,
+    *,
+    cache_dir: Path | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+) -> DecodedCache:
+    """Decode what is not in the cache yet, then open all of it. Any number of processes may do so at once."""
+    folder = Path(cache_dir or default_cache_dir()).absolute() / f"v1-side{side}"
+    keys, problems = _keys(source, side)
+    entries = read_entries(folder)
+    present = np.array([i not in problems for i in range(len(source))], bool)
+    missing = np.flatnonzero(present & (entries.find(keys) < 0)).tolist()
+    if missing:
+        jobs = [(key, str(source.file(i))) for key, i in zip(keys[missing].tolist(), missing, strict=True)]
+        unreachable = add_images(folder, jobs, side, workers or _cores(), progress)
+        entries = read_entries(folder)
+        tried = zip(missing, jobs, strict=True)
+        problems |= {i: unreachable[key] for i, (key, _) in tried if key in unreachable}
+    return _assemble(source, side, entries, keys, problems)
+
+
+def write_skipped(skipped: Iterable[tuple[str, str]], path: Path) -> None:
+    """``skipped.csv``; names that are not UTF-8 keep their bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("path", "reason"))
+        writer.writerows(skipped)
+
+
+def _keys(source: ImageSource, side: int) -> tuple[NDArray[np.bytes_], dict[int, str]]:
+    """The key of each image, and by index why some have none."""
+    keys, problems = np.zeros(len(source), "S16"), {}
+    root = str(source.root)
+    for i, path in enumerate(source.paths.tolist()):
+        try:
+            keys[i] = image_key(os.path.join(root, path), side)
+        except SkipImage as skip:
+            problems[i] = str(skip)
+    return keys, problems
+
+
+def _assemble(
+    source: ImageSource, side: int, entries: Entries, keys: NDArray[np.bytes_], problems: dict[int, str]
+) -> DecodedCache:
+    rows = entries.find(keys)
+    for i in range(len(source)):
+        if i in problems:
+            rows[i] = -1
+        elif rows[i] < 0:
+            raise FineSightError("the decoded cache was damaged while it was opened; run the command again")
+        elif entries.reasons[rows[i]]:
+            problems[i] = str(entries.reasons[rows[i]])
+            rows[i] = -1
+    skipped = [(str(source.paths[i]), problems[i]) for i in sorted(problems)]
+    kept = np.flatnonzero(rows >= 0)
+    if not len(kept):
+        raise FineSightError(_none_readable(source, skipped))
+    rows = rows[kept]
+    maps = {int(s): _mapped(entries.shards[s] / "pixels.bin") for s in np.unique(entries.shard[rows])}
+    return DecodedCache(source.select(kept), [*source.skipped, *skipped], side, entries, rows, maps)
+
+
+def _mapped(file: Path) -> NDArray[np.uint8]:
+    return np.memmap(file, np.uint8, mode="r")
+
+
+def _none_readable(source: ImageSource, skipped: list[tuple[str, str]]) -> str:
+    if not skipped:
+        return f"{source.root} has no images to read here; give --data a folder that has some"
+    reasons = Counter(reason for _, reason in skipped).most_common(3)
+    found = "; ".join(f"{n:,} x {reason}" for reason, n in reasons)
+    return (
+        f"none of the {len(source):,} images of {source.root} can be read ({found}), the first being "
+        f"{skipped[0][0]}; repair them or give --data another folder"
+    )
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

@@ -1,0 +1,172 @@
+"""One image file -> an upright 8-bit RGB picture, or a plain reason why not.
+
+Folders from the wild hold everything: scans in 16 bits, palettes with transparency, CMYK from print, phone
+photos lying on their side, half downloads. Each becomes the picture a person would see, or one ``SkipImage``;
+nothing else escapes.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image, UnidentifiedImageError
+
+from finesight.errors import SkipImage
+
+IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
+MAX_PIXELS = 178_956_970  # twice Pillow's warning threshold: where Pillow itself refuses
+
+# Only these decoders are tried: the others Pillow has are not wanted, and one of them (EPS) starts a program.
+_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+_TOO_LARGE = f"too large: more than {MAX_PIXELS:,} pixels (possible decompression bomb)"
+_ORIENTATION_TAG = 0x0112
+_UPRIGHT = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+
+
+class UnreachableFile(SkipImage):
+    """Not readable now (missing, no permission, a disk error), which may heal without the file changing:
+    unlike a damaged picture it must not be remembered."""
+
+
+def read_image(file: str | Path | IO[bytes]) -> Image.Image:
+    """The first frame as upright RGB; ``SkipImage`` says why a file cannot be used."""
+    return read_sized(file)[0]
+
+
+def read_sized(file: str | Path | IO[bytes], at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
+    """Like ``read_image``, with the upright (width, height) of the file itself.
+
+    ``at_least`` lets a JPEG be decoded at 1/2, 1/4 or 1/8 as long as both sides keep that many pixels: most
+    of the decoding time of a camera photo is saved, and the picture is then smaller than the file says.
+    """
+    try:
+        with _opened(file) as stream:
+            return _decode(stream, at_least)
+    except SkipImage:
+        raise
+    except Image.DecompressionBombError:
+        raise SkipImage(_TOO_LARGE) from None
+    except MemoryError:
+        raise UnreachableFile("not enough memory to decode it") from None
+    except OSError as error:
+        if error.errno is None:  # Pillow's own complaint about the content
+            raise SkipImage(_damage(error)) from None
+        raise UnreachableFile(os_reason(error)) from None
+    except Exception as error:  # Pillow's parsers raise nearly anything on bad bytes
+        raise SkipImage(_damage(error)) from None
+
+
+def to_rgb(image: Image.Image) -> Image.Image:
+    """An opened picture as upright 8-bit RGB: transparency laid on white, 16-bit and float values scaled."""
+    try:
+        image.load()
+        return _eight_bit_rgb(_upright(image)[0])
+    except Exception as error:
+        raise SkipImage(_damage(error)) from None
+
+
+def read_mask(file: str | Path) -> NDArray[np.bool_]:
+    """An object mask picture as (H, W): true where a pixel or palette index is not zero; alpha is ignored."""
+    try:
+        with Image.open(file, formats=_FORMATS) as image:
+            values = np.asarray(image)
+    except Exception as error:
+        raise SkipImage(os_reason(error) if isinstance(error, OSError) else _damage(error)) from None
+    values = values.reshape(*values.shape[:2], -1)  # (H, W) or (H, W, bands) -> (H, W, bands)
+    bands = values.shape[2]
+    colours = values[:, :, : bands - (bands in (2, 4))]  # without the A of LA and RGBA
+    mask: NDArray[np.bool_] = (colours != 0).any(axis=2)
+    return mask
+
+
+def _opened(file: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+    return open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file)
+
+
+def _decode(stream: IO[bytes], at_least: int | None) -> tuple[Image.Image, tuple[int, int]]:
+    try:
+        image = Image.open(stream, formats=_FORMATS)
+    except UnidentifiedImageError:
+        raise SkipImage("empty file (0 bytes)" if _is_empty(stream) else "not an image, or damaged") from None
+    with image:
+        width, height = image.size
+        if width * height > MAX_PIXELS:
+            raise SkipImage(_TOO_LARGE)
+        shrinks = image.format in ("JPEG", "MPO")
+        if shrinks and at_least is not None:
+            image.draft(None, (at_least, at_least))
+        image.load()
+        upright, turned = _upright(image)
+        rgb = _eight_bit_rgb(upright)
+    if not shrinks:
+        return rgb, rgb.size
+    return rgb, (height, width) if turned else (width, height)
+
+
+def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
+    """Apply the EXIF orientation; true when width and height change places. Broken EXIF is no orientation.
+
+    To be called after loading: Pillow turns TIFFs while it loads them and then forgets their tag.
+    """
+    try:
+        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+    except Exception:
+        return image, False
+    if orientation not in _UPRIGHT:
+        return image, False
+    return image.transpose(_UPRIGHT[orientation]), orientation >= 5
+
+
+def _eight_bit_rgb(image: Image.Image) -> Image.Image:
+    if image.mode.startswith("I;16"):
+        # The high byte, as Pillow itself does with 16-bit colour.
+        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)).convert("RGB")
+    if image.mode in ("I", "F"):
+        return Image.fromarray(_squeeze(np.asarray(image))).convert("RGB")
+    if image.has_transparency_data:
+        rgba = image.convert("RGBA")
+        return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")
+    return image.convert("RGB")
+
+
+def _squeeze(values: NDArray[np.int32] | NDArray[np.float32]) -> NDArray[np.uint8]:
+    """32-bit integers and floats name no range: take the smallest usual one that holds them, else stretch."""
+    finite = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
+    low, high = float(finite.min()), float(finite.max())
+    if low < 0 or high > 65535:
+        scaled = (finite - low) * (255 / max(high - low, 1e-12))
+    elif high > 255:
+        scaled = np.floor(finite / 256)
+    elif high <= 1 and values.dtype.kind == "f":
+        scaled = finite * 255
+    else:
+        scaled = finite
+    return np.rint(scaled).astype(np.uint8)
+
+
+def _is_empty(stream: IO[bytes]) -> bool:
+    return stream.seekable() and stream.seek(0, io.SEEK_END) == 0
+
+
+def _damage(error: Exception) -> str:
+    text = " ".join(str(error).split()) or type(error).__name__
+    return f"damaged image: {text}"
+
+
+def os_reason(error: OSError) -> str:
+    """What the file system said, e.g. "permission denied", without the path."""
+    return error.strerror.lower() if error.strerror else _damage(error)

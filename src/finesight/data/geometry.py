@@ -1,0 +1,74 @@
+"""How an original picture lies in its cached one, so that boxes, parts and masks can follow it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+from PIL import Image
+
+from finesight.data.decode import read_sized
+
+LONGEST = 3  # a panorama keeps its middle, this many times as long as wide: its short side decides the memory
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Cached pixels are a scaled centre crop of the upright original; only panoramas are really cropped."""
+
+    original: tuple[int, int]  # width, height
+    crop: tuple[float, float, float, float]  # x, y, width, height in original pixels
+    size: tuple[int, int]  # height, width of the cached image
+
+    @classmethod
+    def fit(cls, width: int, height: int, side: int) -> Geometry:
+        short = min(width, height)
+        crop_w, crop_h = min(width, LONGEST * short), min(height, LONGEST * short)
+        crop = ((width - crop_w) / 2, (height - crop_h) / 2, float(crop_w), float(crop_h))
+        return cls((width, height), crop, (round(crop_h * side / short), round(crop_w * side / short)))
+
+    def points(self, xy: ArrayLike) -> NDArray[np.float32]:
+        """(..., 2) x, y in original pixels -> cached pixels, not clipped."""
+        x, y, width, height = self.crop
+        scale = np.array([self.size[1] / width, self.size[0] / height])
+        cached: NDArray[np.float32] = ((np.asarray(xy, np.float64) - (x, y)) * scale).astype(np.float32)
+        return cached
+
+    def box(self, box: ArrayLike) -> NDArray[np.float32]:
+        """x, y, width, height in original pixels -> cached pixels, clipped to the cached image."""
+        x, y, width, height = np.asarray(box, np.float64)
+        corners = self.points([[x, y], [x + width, y + height]])
+        low, high = np.clip(corners, 0, [self.size[1], self.size[0]])
+        return np.concatenate([low, high - low]).astype(np.float32)
+
+    def mask(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
+        """A mask of the original, at any scale -> (h, w): true where half the area of a pixel is object."""
+        picture = Image.fromarray(mask.astype(np.uint8) * 255)
+        cached: NDArray[np.bool_] = np.asarray(self.resize(picture)) >= 128
+        return cached
+
+    def filled(self, box: NDArray[np.float32]) -> NDArray[np.bool_]:
+        """A box in cached pixels -> (h, w): true where a pixel's centre lies in it."""
+        x, y, width, height = box
+        rows, columns = np.arange(self.size[0]) + 0.5, np.arange(self.size[1]) + 0.5
+        inside_y = (rows >= y) & (rows < y + height)
+        inside_x = (columns >= x) & (columns < x + width)
+        inside: NDArray[np.bool_] = inside_y[:, None] & inside_x[None, :]  # (h, 1) & (1, w) -> (h, w)
+        return inside
+
+    def resize(self, image: Image.Image) -> Image.Image:
+        """Crop and antialiased bilinear resize of the original, or of the original at another scale."""
+        x, y, width, height = self.crop
+        sx, sy = image.width / self.original[0], image.height / self.original[1]
+        box = (x * sx, y * sy, min((x + width) * sx, image.width), min((y + height) * sy, image.height))
+        return image.resize((self.size[1], self.size[0]), Image.Resampling.BILINEAR, box=box)
+
+
+def read_cached(file: str | Path | IO[bytes], side: int) -> tuple[NDArray[np.uint8], Geometry]:
+    """The pixels (h, w, 3) the cache keeps of a file, its short side being ``side``."""
+    image, (width, height) = read_sized(file, at_least=2 * side)
+    geometry = Geometry.fit(width, height, side)
+    return np.asarray(geometry.resize(image)), geometry

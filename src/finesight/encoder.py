@@ -1,0 +1,195 @@
+"""What a run leaves behind: images in, features and attention out."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+import torch
+from PIL import Image
+from pydantic import BaseModel, ConfigDict, ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+from torch import Tensor, nn
+
+from finesight.data.cache import cache_side
+from finesight.data.decode import to_rgb
+from finesight.data.geometry import Geometry, read_cached
+from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD, centre_view
+from finesight.errors import FineSightError, SkipImage
+from finesight.nn.backbone import Backbone
+from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.pooling import attention_mask, energy_map, pool_by_name, uses_rationale
+from finesight.nn.pooling_config import PoolingName
+from finesight.rationale.branch import FittingBranch
+from finesight.rationale.config import RationaleConfig
+
+ImageLike = str | Path | Image.Image
+CONFIG, WEIGHTS = "encoder.json", "encoder.safetensors"
+FORMAT = 1
+
+
+class EncoderConfig(BaseModel):
+    """Enough to build the encoder again without the run."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    format: int = FORMAT
+    method: str
+    resolution: int
+    pooling: PoolingName
+    backbone: BackboneConfig
+    rationale: RationaleConfig | None = None
+    mean: tuple[float, float, float] = IMAGENET_MEAN
+    std: tuple[float, float, float] = IMAGENET_STD
+
+
+@dataclass(frozen=True)
+class Encoded:
+    """Features by pooling, and the attention map, of N images."""
+
+    features: dict[PoolingName, Tensor]  # (N, C) each
+    attention: Tensor  # (N, H, W) in [0, 1]
+
+
+class Encoder(nn.Module):
+    """Backbone, branch and pooling. ``embed`` and ``attend`` take paths, PIL images or a normalised tensor."""
+
+    def __init__(self, config: EncoderConfig, backbone: Backbone, branch: FittingBranch | None = None) -> None:
+        super().__init__()
+        self.config, self.backbone, self.branch = config, backbone, branch
+        if uses_rationale(config.pooling) and branch is None:
+            raise FineSightError(f"Pooling {config.pooling!r} needs a trained rationale; this encoder has none.")
+        self.eval()
+
+    @property
+    def channels(self) -> int:
+        return self.backbone.channels
+
+    @property
+    def device(self) -> torch.device:
+        return next(self.backbone.parameters()).device
+
+    # --- use ------------------------------------------------------------------------------------------------------
+
+    def embed(self, images: ImageLike | Tensor | Sequence[ImageLike], pooling: PoolingName | None = None) -> Tensor:
+        """Features (N, C), float32 on the CPU, not normalised. A feature does not depend on the other images."""
+        name = pooling or self.config.pooling
+        return self.encode(self.prepare(images), (name,)).features[name]
+
+    def attend(self, images: ImageLike | Tensor | Sequence[ImageLike]) -> Tensor:
+        """Attention masks (N, H, W) in [0, 1]: the rationale's where there is one, else channel energy."""
+        return self.encode(self.prepare(images), ()).attention
+
+    def prepare(self, images: ImageLike | Tensor | Sequence[ImageLike]) -> Tensor:
+        """To a normalised (N, 3, R, R): short side 8/7 R, centre crop, as in training's evaluation."""
+        if isinstance(images, Tensor):
+            if images.ndim != 4 or images.shape[1] != 3:
+                raise FineSightError(f"A tensor of images must be (N, 3, height, width), got {tuple(images.shape)}.")
+            return images
+        if isinstance(images, (str, Path, Image.Image)):
+            images = [images]
+        if not images:
+            raise FineSightError("There are no images to embed.")
+        return torch.cat([self._view(image) for image in images])
+
+    def _view(self, image: ImageLike) -> Tensor:
+        side = cache_side(self.config.resolution)
+        try:
+            if isinstance(image, Image.Image):
+                upright = to_rgb(image)
+                pixels = np.asarray(Geometry.fit(upright.width, upright.height, side).resize(upright))
+            else:
+                pixels, _ = read_cached(image, side)
+        except SkipImage as skip:
+            raise FineSightError(f"{image} cannot be used: {skip}") from None
+        canvas = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]  # (h, w, 3) -> (1, 3, h, w)
+        return self.view(canvas, torch.tensor([pixels.shape[:2]]))
+
+    def view(self, canvas: Tensor, sizes: Tensor) -> Tensor:
+        """Decoded pixels (a cache batch) to the normalised view the encoder expects."""
+        return centre_view(canvas, sizes, self.config.resolution, self.config.mean, self.config.std)
+
+    @torch.no_grad()
+    def encode(self, views: Tensor, poolings: Sequence[PoolingName]) -> Encoded:
+        """Features under each of ``poolings`` and the attention map.
+
+        One image at a time on the CPU: kernels chosen by batch size would otherwise change a feature's last bits with
+        its batch-mates. On a GPU the batch goes through as it is.
+        """
+        pieces = torch.split(views, 1 if self.device.type == "cpu" else len(views))
+        encoded = [self._encode(piece.to(self.device), poolings) for piece in pieces]
+        features = {name: torch.cat([e.features[name] for e in encoded]).cpu() for name in poolings}
+        return Encoded(features, torch.cat([e.attention for e in encoded]).cpu())
+
+    def _encode(self, views: Tensor, poolings: Sequence[PoolingName]) -> Encoded:
+        phi = self.backbone(views).float()
+        mask = self.mask(phi)
+        for name in poolings:
+            if uses_rationale(name) and self.branch is None:
+                raise FineSightError(f"Pooling {name!r} needs a trained rationale; this encoder has none.")
+        features = {name: pool_by_name(name, phi, mask) for name in poolings}
+        return Encoded(features, mask)
+
+    def mask(self, phi: Tensor) -> Tensor:
+        """A' of Eq. 8, always over the image alone. (N, C, H, W) -> (N, H, W)"""
+        if self.branch is None or self.config.rationale is None:
+            return attention_mask(energy_map(phi))
+        return attention_mask(self.branch(phi), divisor=self.config.rationale.mask_divisor)
+
+    # --- on disk --------------------------------------------------------------------------------------------------
+
+    def save(self, folder: str | Path) -> None:
+        """A folder with JSON and safetensors, put into place in one move."""
+        folder = Path(folder)
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        try:
+            (scratch / CONFIG).write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
+            save_file({k: v.contiguous().cpu() for k, v in self.state_dict().items()}, scratch / WEIGHTS)
+            if folder.exists():
+                shutil.rmtree(folder)
+            os.replace(scratch, folder)
+        except BaseException:
+            shutil.rmtree(scratch, ignore_errors=True)
+            raise
+
+    @classmethod
+    def load(cls, folder: str | Path) -> Self:
+        """From an encoder folder or from the run folder that holds one. Nothing is unpickled."""
+        folder = Path(folder)
+        if not (folder / CONFIG).exists() and (folder / "encoder" / CONFIG).exists():
+            folder = folder / "encoder"
+        if not (folder / CONFIG).exists():
+            raise FineSightError(_nothing_to_load(folder))
+        try:
+            config = EncoderConfig.model_validate_json((folder / CONFIG).read_text())
+            state = load_file(folder / WEIGHTS)
+        except (OSError, ValueError, ValidationError, SafetensorError) as error:
+            raise FineSightError(f"The encoder in {folder} is damaged or of another version: {error}") from error
+        encoder = cls.untrained(config, load=False)
+        try:
+            encoder.load_state_dict(state)
+        except RuntimeError as error:
+            raise FineSightError(f"The weights in {folder} do not fit its {CONFIG}: {error}") from error
+        return encoder
+
+    @classmethod
+    def untrained(cls, config: EncoderConfig, *, load: bool = True) -> Self:
+        """The backbone as its weights are, with a fresh branch where the rationale asks for one."""
+        backbone = Backbone(config.backbone, load=load)
+        branch = FittingBranch(backbone.channels, config.rationale) if config.rationale else None
+        return cls(config, backbone, branch)
+
+
+def _nothing_to_load(folder: Path) -> str:
+    if (folder / "config.yaml").exists():
+        return f"The run in {folder} has not finished: it has no encoder yet. Run its `finesight train` command again."
+    return f"{folder} holds no encoder: give the folder of a finished run."

@@ -1,0 +1,78 @@
+"""MoCo v2 (Chen et al., 2020): contrast a query with its momentum key against a queue of past keys."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from pydantic import BaseModel, ConfigDict, Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from finesight.methods.base import Objective, Outcome
+from finesight.nn.backbone import Backbone
+from finesight.nn.distributed import gather, shuffled_forward
+from finesight.nn.heads import ProjectorName, projector
+from finesight.nn.momentum import follow, momentum_twin
+from finesight.nn.queue import Queue
+
+
+def info_nce(q: Tensor, k: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
+    """Per-image loss, positive and negative similarities. (N, D), (N, D), (Q, D) -> (N,), (N,), (N, Q)"""
+    positive = (q * k).sum(1)
+    negative = q @ negatives.T
+    logits = torch.cat([positive[:, None], negative], dim=1) / temperature
+    return torch.logsumexp(logits, dim=1) - logits[:, 0], positive, negative
+
+
+class MoCoConfig(BaseModel):
+    """Sizes and constants as in MoCo v2's code, with the paper's embedding of 256."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    dim: int = Field(256, ge=1)
+    hidden: int | None = Field(None, ge=1)  # None: as wide as φ
+    projector: ProjectorName = "2-layer"
+    temperature: float = Field(0.2, gt=0)
+    momentum: float = Field(0.999, ge=0, le=1)
+    queue: int | Literal["auto"] = "auto"  # the paper: 65536
+    key_batch: int = Field(32, ge=2)  # in one process, keys are batch-normalised in shuffled groups of this size
+
+
+class MoCo(Objective):
+    """The objective LCR is built on in the paper."""
+
+    def __init__(self, backbone: Backbone, config: MoCoConfig, queue_size: int) -> None:
+        super().__init__(backbone)
+        self.config = config
+        hidden = config.hidden or backbone.channels
+        self.head = projector(config.projector, backbone.channels, hidden, config.dim)
+        self.key_backbone = momentum_twin(backbone)
+        self.key_head = momentum_twin(self.head)
+        self.queue = Queue(queue_size, config.dim)
+
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Outcome:
+        phi = self.backbone(views[0])
+        k = shuffled_forward(self._keys, views[1], generator, self.config.key_batch)
+        with torch.autocast(phi.device.type, enabled=False):  # GradCAM is too small for half precision
+            pooled = phi.mean((2, 3), dtype=self.queue.vectors.dtype)  # (N, C, H, W) -> (N, C)
+            q = F.normalize(self.head(pooled), dim=1)
+            loss, positive, negative = info_nce(q, k, self.queue.vectors, self.config.temperature)
+        metrics = {
+            "positive_similarity": positive.detach().mean(),
+            "negative_similarity": negative.detach().mean(),
+        }
+        return Outcome(loss, phi, pooled, q, k, positive=positive, metrics=metrics)
+
+    def _keys(self, images: Tensor) -> Tensor:
+        phi = self.key_backbone(images)
+        with torch.autocast(phi.device.type, enabled=False):
+            return F.normalize(self.key_head(phi.mean((2, 3), dtype=self.queue.vectors.dtype)), dim=1)
+
+    def before_step(self) -> None:
+        follow(self.key_backbone, self.backbone, self.config.momentum)
+        follow(self.key_head, self.head, self.config.momentum)
+
+    def after_step(self, outcome: Outcome) -> None:
+        self.queue.push(gather(outcome.target))

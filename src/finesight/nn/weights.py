@@ -1,0 +1,234 @@
+"""Weights from a file or from timm's hub: names are matched, counted, and a bad match is an error.
+
+A file is only ever read as tensors (safetensors, or a pickle in torch's ``weights_only`` mode), so one from
+anywhere can be tried without running what is in it.
+"""
+
+import pickle
+import re
+import threading
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import timm
+import torch
+from huggingface_hub import hf_hub_url, try_to_load_from_cache
+from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
+from safetensors import SafetensorError, safe_open
+from torch import Tensor, nn
+
+from finesight.errors import FineSightError
+
+PICKLED = (".pth", ".pt", ".tar", ".bin")
+SUFFIXES = (".safetensors", *PICKLED)
+MIN_MATCHED = 0.9
+HUB_SECONDS = 10.0
+
+# What others wrap around a network's own names: DataParallel and torch.compile, then its role in training
+# (MoCo v1/v2 `encoder_q`, v3 `base_encoder`), then FineSight's own `backbone.model`. Momentum twins
+# (`encoder_k`, `momentum_encoder`) are left out on purpose.
+_PREFIXES = tuple(
+    "".join(parts)
+    for parts in product(
+        ("", "module.", "_orig_mod.", "model."),
+        ("", "encoder_q.", "base_encoder.", "backbone.", "encoder."),
+        ("", "model."),
+    )
+)
+_CLASSIFIER = ("fc.", "head.", "classifier.")
+
+
+def load_weights(model: nn.Module, file: str | Path) -> str:
+    """Fill ``model`` from ``file`` and say how well its names matched, e.g. "265 of 265 tensors matched …".
+
+    Under 90 % of the tensors, or one of another shape, is an error: a network that is part random looks like
+    one that learns badly, and nobody finds out why.
+    """
+    path = weight_file(file)
+    prefix, state = _strip_prefix(_read_state(path), model)
+    target = model.state_dict()
+    wanted = _weight_names(model)
+    found = [name for name in wanted if name in state]
+    reshaped = [name for name in found if state[name].shape != target[name].shape]
+    if reshaped:
+        raise FineSightError(_reshaped_message(path, reshaped, state, target))
+    if len(found) < MIN_MATCHED * len(wanted):
+        raise FineSightError(_mismatch_message(path, wanted, state))
+
+    loadable = {k: v.to(target[k].dtype) for k, v in state.items() if k in target and v.shape == target[k].shape}
+    model.load_state_dict(loadable, strict=False)
+    missing = [name for name in wanted if name not in state]
+    left = f"; not in the file, left random: {_some(missing)}" if missing else ""
+    return f"{len(found)} of {len(wanted)} tensors matched ({_convention(prefix, state)}){left}"
+
+
+def is_caffe_style(file: str | Path) -> bool:
+    """Whether a safetensors file says of itself that its ResNet strides in the 1×1 convolutions."""
+    path = weight_file(file)
+    if path.suffix.lower() != ".safetensors":
+        return False
+    with _open_safetensors(path) as opened:
+        style: str = (opened.metadata() or {}).get("style", "")
+    return style.lower().startswith("caffe")
+
+
+def weight_file(file: str | Path) -> Path:
+    path = Path(file).expanduser()
+    if not path.is_file():
+        found = "a folder" if path.is_dir() else "no such file"
+        raise FineSightError(f"weights '{file}': {found}. Give `imagenet`, `random`, or a weight file.")
+    if path.suffix.lower() not in SUFFIXES:
+        raise FineSightError(
+            f"weights '{file}': '{path.suffix}' is not a weight file FineSight reads. It reads {', '.join(SUFFIXES)}."
+        )
+    return path
+
+
+def imagenet_model(name: str, **options: Any) -> nn.Module:
+    """The timm model with its pretrained weights; fails in seconds when the hub is out of reach."""
+    source = timm.get_pretrained_cfg(name)
+    if source is None or not source.has_weights:
+        raise FineSightError(
+            f"timm has no pretrained weights for '{name}'. Use --weights random or --weights FILE, or another backbone."
+        )
+    reason = _hub_problem(source)
+    if reason is None:
+        try:
+            model: nn.Module = timm.create_model(name, pretrained=True, **options)
+            return model
+        except Exception as error:  # whatever the hub's client raises, the user's way out is the same
+            reason = _first_line(error)
+    raise FineSightError(
+        f"the ImageNet weights of '{name}' could not be fetched from the hub ({reason}). "
+        f"Without a connection use --weights random, or --weights FILE with a weight file you have "
+        f"({', '.join(SUFFIXES)})."
+    )
+
+
+def _hub_problem(source: Any) -> str | None:
+    """Why the hub cannot serve these weights, or None. Asked first because its client retries for a minute.
+
+    The request runs in a thread of its own: looking up names, and trying one address after the other, know no
+    time limit.
+    """
+    if _is_cached(source):
+        return None
+    url = hf_hub_url(source.hf_hub_id, "model.safetensors") if source.hf_hub_id else source.url
+    answer = [f"no answer within {HUB_SECONDS:.0f} s from {url}"]
+
+    def ask() -> None:
+        try:
+            status = get_session().head(url, timeout=HUB_SECONDS / 2).status_code
+            # 404: the hub is there, and this model's file has another name
+            answer[0] = "" if status < 400 or status == 404 else f"{url} answered {status}"
+        except Exception as error:
+            answer[0] = f"{url}: {_first_line(error)}"
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    thread.join(HUB_SECONDS)
+    return answer[0] or None
+
+
+def _is_cached(source: Any) -> bool:
+    if not source.hf_hub_id:
+        return Path(torch.hub.get_dir(), "checkpoints", Path(source.url).name).is_file()
+    names = (source.hf_hub_filename, "model.safetensors", "pytorch_model.bin")
+    return any(isinstance(try_to_load_from_cache(source.hf_hub_id, name), str) for name in names if name)
+
+
+def _read_state(path: Path) -> dict[str, Tensor]:
+    content = _read_safetensors(path) if path.suffix.lower() == ".safetensors" else _read_pickle(path)
+    state = content
+    while isinstance(state, dict) and not any(isinstance(value, Tensor) for value in state.values()):
+        inner = next((state[key] for key in ("state_dict", "model") if key in state), None)
+        if inner is None:
+            break
+        state = inner
+    tensors = {k: v for k, v in state.items() if isinstance(v, Tensor)} if isinstance(state, dict) else {}
+    if not tensors:
+        held = _some([str(key) for key in content]) if isinstance(content, dict) else type(content).__name__
+        raise FineSightError(f"weights '{path}': no weight tensors in it (found: {held}).")
+    return tensors
+
+
+def _open_safetensors(path: Path) -> Any:
+    try:
+        return safe_open(path, framework="pt")
+    except (SafetensorError, OSError) as error:
+        raise FineSightError(
+            f"weights '{path}': not a readable safetensors file ({_first_line(error)}). Is the download complete?"
+        ) from error
+
+
+def _read_safetensors(path: Path) -> Any:
+    with _open_safetensors(path) as opened:
+        return {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
+
+
+def _read_pickle(path: Path) -> Any:
+    try:
+        return torch.load(path, map_location="cpu", weights_only=True)
+    except pickle.UnpicklingError as error:  # torch's own message advises to trust the file
+        asked = re.search(r"GLOBAL (\S+)", str(error))
+        raise _not_weights(path, f"it asks for `{asked[1]}`" if asked else "not tensors alone") from error
+    except Exception as error:  # a broken file can fail in any way
+        raise _not_weights(path, _first_line(error)) from error
+
+
+def _not_weights(path: Path, found: str) -> FineSightError:
+    return FineSightError(
+        f"weights '{path}': not a plain weight file ({found}). Nothing in it was run. "
+        f"Save only the state dict, best as .safetensors."
+    )
+
+
+def _weight_names(model: nn.Module) -> list[str]:
+    return [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
+
+
+def _strip_prefix(state: dict[str, Tensor], model: nn.Module) -> tuple[str, dict[str, Tensor]]:
+    """The part of the file that fits the model best, under the model's own names."""
+    wanted = _weight_names(model)
+    best = max(_PREFIXES, key=lambda prefix: sum(prefix + name in state for name in wanted))
+    return best, {key[len(best) :]: tensor for key, tensor in state.items() if key.startswith(best)}
+
+
+def _convention(prefix: str, state: dict[str, Tensor]) -> str:
+    if "encoder_q." in prefix:
+        return "MoCo names"
+    # timm kept torchvision's names for its plain ResNets
+    plain = "torchvision names" if {"conv1.weight", "layer1.0.conv1.weight"} <= state.keys() else "timm names"
+    return f"{plain} after '{prefix}'" if prefix else plain
+
+
+def _mismatch_message(path: Path, wanted: list[str], state: dict[str, Tensor]) -> str:
+    missing = [name for name in wanted if name not in state]
+    known = set(wanted)
+    unexpected = [
+        name
+        for name in state
+        if name not in known and not name.startswith(_CLASSIFIER) and not name.endswith("num_batches_tracked")
+    ]
+    return (
+        f"weights '{path}': only {len(wanted) - len(missing)} of the model's {len(wanted)} tensors matched. "
+        f"Missing: {_some(missing)}. Unexpected: {_some(unexpected)}. Is it for another backbone?"
+    )
+
+
+def _reshaped_message(path: Path, names: list[str], state: dict[str, Tensor], target: dict[str, Tensor]) -> str:
+    shapes = [f"{n} {tuple(state[n].shape)} instead of {tuple(target[n].shape)}" for n in names]
+    return (
+        f"weights '{path}': {len(names)} tensors have another shape than the model's: {_some(shapes)}. "
+        f"Is it for another backbone?"
+    )
+
+
+def _some(names: list[str], count: int = 3) -> str:
+    more = f", … ({len(names)} in all)" if len(names) > count else ""
+    return (", ".join(names[:count]) or "none") + more
+
+
+def _first_line(error: BaseException) -> str:
+    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__

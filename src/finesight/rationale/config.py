@@ -1,0 +1,86 @@
+"""Where the paper, its released code and common sense differ, as switches; and the three named readings.
+
+The numbers in brackets are the rows of the table of ambiguities in ``docs/readings.md``.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from finesight.nn.pooling_config import PoolingName
+
+ReadingName = Literal["finesight", "paper", "released"]
+
+
+class RationaleConfig(BaseModel):
+    """Everything the rationale can be read to mean. The defaults are the reading ``finesight``."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    reading: ReadingName = "finesight"
+    # target: the GradCAM map G
+    score: Literal["loss", "negative_loss", "positive"] = "loss"  # [1] the scalar that is differentiated
+    rectify: Literal["relu", "abs"] = "abs"  # [1] "abs" keeps both halves of the zero-sum map
+    target_scale: Literal["batch_mean", "image", "cells", "max", "std"] = "max"  # [12]
+    detach_target: bool = True  # [8] does φ inside G carry gradient
+    # branch: the attention map A
+    projections: int = Field(32, ge=1)  # [16] K
+    input_norm: Literal["none", "l2"] = "l2"  # φ as the branch sees it
+    branch_norm: Literal["none", "batch"] = "none"  # [3] "batch" is conv, BN, ReLU, then max
+    attention_scale: Literal["raw", "image", "batch"] = "raw"  # [4] min-max of A before the softmax
+    # loss: how A is fitted to G
+    softmax_over: Literal["positions", "rows"] = "positions"  # [5]
+    tau: float = Field(0.4, gt=0)  # [6]
+    divergence: Literal["target_attention", "attention_target"] = "target_attention"  # [2] KL(G‖A) or KL(A‖G)
+    reduction: Literal["mean", "sum", "elements"] = "mean"  # [7]
+    encoder_gradient: float = Field(0.05, ge=0, le=1)  # [8] the share of L_KL's gradient that reaches φ
+    lam: float = Field(1.0, ge=0)  # λ
+    nu: float = Field(1.0, ge=0)  # ν
+    branch_lr: float | None = Field(1e-3, gt=0)  # its own Adam step; None = a part of the encoder's optimiser
+    # inference: the mask A' and the feature (Eq. 8-9)
+    mask_range: Literal["image", "batch"] = "image"  # [9] "batch" exists for training-time study only
+    mask_divisor: Literal["shifted_max", "max"] = "shifted_max"  # [10]
+    pooling: PoolingName = "rationale"  # [11] sum or average differ by a constant: cosine does not see it
+    # what surrounds it
+    probe_input: Literal["unit", "raw"] = "unit"  # [13] what the linear probe is given
+    projector: Literal["2-layer", "3-layer-bn"] = "2-layer"  # [14]
+    checkpoint: Literal["last", "best"] = "last"  # [15] "best": by retrieval on a held-out slice of train, never test
+
+
+READINGS: dict[ReadingName, RationaleConfig] = {
+    "finesight": RationaleConfig(),
+    # Equations 3-9 as printed, with L_CL as the code averages it over the batch.
+    "paper": RationaleConfig(
+        reading="paper",
+        rectify="relu",
+        target_scale="batch_mean",
+        input_norm="none",
+        divergence="attention_target",
+        encoder_gradient=1.0,
+        nu=0.01,
+        branch_lr=None,
+        mask_divisor="max",
+        probe_input="raw",
+        projector="3-layer-bn",
+    ),
+    # The public code of the MoCo form: rows instead of positions, no τ, summed KL, batch-wide ranges.
+    "released": RationaleConfig(
+        reading="released",
+        rectify="relu",
+        target_scale="batch_mean",
+        detach_target=False,
+        input_norm="none",
+        branch_norm="batch",
+        attention_scale="batch",
+        softmax_over="rows",
+        tau=1.0,
+        reduction="sum",
+        encoder_gradient=1.0,
+        nu=0.01,
+        branch_lr=None,
+        mask_range="batch",
+        checkpoint="best",
+    ),
+}

@@ -1,0 +1,30 @@
+"""GradCAM of a self-supervised loss (Eq. 3), always in fp32."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def pooled_gradcam(phi: Tensor, pooled: Tensor, score: Tensor) -> Tensor:
+    """(∂s/∂φ_ij)ᵀ φ_ij before the ReLU, from the gradient at the average-pooled vector. -> (N, H, W)
+
+    With u = mean_ij φ_ij and a score that sees only u, ∂s/∂φ_ij = (1/HW) ∂s/∂u in every cell: one backward through the
+    head is enough, and no C×H×W gradient is kept. ``score`` is (N,): one scalar per image.
+    """
+    (g,) = torch.autograd.grad(score.sum(), pooled, retain_graph=True)  # (N, C)
+    cells = phi.shape[2] * phi.shape[3]
+    with torch.autocast(phi.device.type, enabled=False):
+        return torch.einsum("nc,nchw->nhw", _wide(g), _wide(phi)) / cells
+
+
+def map_gradcam(phi: Tensor, score: Tensor) -> Tensor:
+    """The same from the gradient of the whole map, for pooling that is not an average. -> (N, H, W)"""
+    (g,) = torch.autograd.grad(score.sum(), phi, retain_graph=True)  # (N, C, H, W)
+    with torch.autocast(phi.device.type, enabled=False):
+        return (_wide(g) * _wide(phi)).sum(1)
+
+
+def _wide(x: Tensor) -> Tensor:
+    """At least fp32: G is near 1e-4, where half precision has no digits left."""
+    return x if x.dtype == torch.float64 else x.float()

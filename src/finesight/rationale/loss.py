@@ -1,0 +1,112 @@
+"""From GradCAM and attention to L_KL (Eq. 5-6), and the whole of LCR as one module."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from finesight.methods.base import Outcome
+from finesight.nn.pooling import attention_mask
+from finesight.rationale.branch import FittingBranch
+from finesight.rationale.config import RationaleConfig
+from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
+
+
+@dataclass(frozen=True)
+class RationaleOutcome:
+    """The loss, and the two maps it compares (for pictures and health)."""
+
+    loss: Tensor  # ()
+    target: Tensor  # (N, H, W) G, scaled
+    attention: Tensor  # (N, H, W) A
+    metrics: dict[str, Tensor]
+
+
+def score_of(outcome: Outcome, config: RationaleConfig) -> Tensor:
+    """The (N,) scalars GradCAM differentiates."""
+    if config.score == "positive":
+        if outcome.positive is None:
+            raise ValueError("this objective has no positive logit: use score 'loss' or 'negative_loss'")
+        return outcome.positive
+    return outcome.loss if config.score == "loss" else -outcome.loss
+
+
+def scaled_target(signed: Tensor, config: RationaleConfig) -> Tensor:
+    """Rectify and scale the signed map; per image except for ``batch_mean``. (N, H, W) -> (N, H, W)
+
+    Left at the size the batch-mean loss gives it, G/τ is so flat that its softmax is uniform to within 0.4 %: nothing
+    about *where* would reach the branch. Scaling each image's map to a maximum of one is what teaches it.
+    """
+    g = F.relu(signed) if config.rectify == "relu" else signed.abs()
+    if config.target_scale == "batch_mean":
+        return g / g.shape[0]
+    if config.target_scale == "cells":
+        return g * (g.shape[1] * g.shape[2])
+    if config.target_scale == "max":
+        return g / g.amax((1, 2), keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)
+    if config.target_scale == "std":
+        return g / g.std((1, 2), keepdim=True, correction=0).clamp(min=torch.finfo(g.dtype).tiny)
+    return g
+
+
+def _distributions(maps: Tensor, config: RationaleConfig) -> Tensor:
+    """Log-softmax over all positions, or over each row on its own. (N, H, W) -> (N, H*W) or (N, H, W)"""
+    flat = maps.flatten(1) if config.softmax_over == "positions" else maps
+    return F.log_softmax(flat / config.tau, dim=-1)
+
+
+def rationale_kl(target: Tensor, attention: Tensor, config: RationaleConfig) -> Tensor:
+    """L_KL of Eq. 6 in either direction, reduced as configured. (N, H, W), (N, H, W) -> ()"""
+    if config.attention_scale != "raw":
+        attention = attention_mask(attention, over=config.attention_scale)
+    log_g, log_a = _distributions(target, config), _distributions(attention, config)
+    p, q = (log_g, log_a) if config.divergence == "target_attention" else (log_a, log_g)
+    terms = p.exp() * (p - q)
+    if config.reduction == "elements":
+        return terms.mean()
+    return terms.sum() / (len(terms) if config.reduction == "mean" else 1)
+
+
+class Rationale(nn.Module):
+    """LCR beside any objective: it takes φ, the pooled vector and the per-image loss, and nothing else."""
+
+    def __init__(self, channels: int, config: RationaleConfig) -> None:
+        super().__init__()
+        self.config = config
+        self.branch = FittingBranch(channels, config)
+
+    def forward(self, outcome: Outcome) -> RationaleOutcome:
+        config, phi = self.config, outcome.phi
+        score = score_of(outcome, config)
+        average = outcome.average_pooled
+        signed = pooled_gradcam(phi, outcome.pooled, score) if average else map_gradcam(phi, score)
+        target = scaled_target(signed, config)
+        if config.detach_target:
+            target = target.detach()
+        still = phi.detach()
+        attention = self.branch(still + config.encoder_gradient * (phi - still))
+        loss = rationale_kl(target, attention, config)
+        return RationaleOutcome(loss, target.detach(), attention.detach(), self._health(loss, target, attention))
+
+    @torch.no_grad()
+    def _health(self, loss: Tensor, target: Tensor, attention: Tensor) -> dict[str, Tensor]:
+        """How far both maps are from saying nothing, in nats, and how spread the mask is (1 = uniform)."""
+        mask = attention_mask(attention, divisor=self.config.mask_divisor).flatten(1)
+        share = mask / mask.sum(1, keepdim=True).clamp(min=1e-12)
+        entropy = -(share * share.clamp(min=1e-12).log()).sum(1).mean() / math.log(max(2, share.shape[1]))
+        return {
+            "kl": loss.detach(),
+            "kl_target_uniform": kl_from_uniform(target, self.config.tau),
+            "kl_attention_uniform": kl_from_uniform(attention, self.config.tau),
+            "mask_entropy": entropy,
+        }
+
+
+def kl_from_uniform(maps: Tensor, tau: float) -> Tensor:
+    """Mean KL(softmax(map/τ) ‖ uniform) in nats: zero when a map says nothing. (N, H, W) -> ()"""
+    log_p = F.log_softmax(maps.flatten(1) / tau, dim=1)
+    return (log_p.exp() * log_p).sum(1).mean() + math.log(log_p.shape[1])

@@ -1,0 +1,191 @@
+"""The report of a run: what was learnt, how well it does, and pictures of both."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from finesight.config import flat
+from finesight.data.cache import DecodedCache
+from finesight.encoder import Encoder
+from finesight.evaluation.evaluate import Evaluation
+from finesight.evaluation.retrieval import neighbours
+from finesight.report.figures import RetrievalRow, attention_overlays, curves, projections, retrieval_rows
+from finesight.report.html import Section, build_report
+from finesight.training.metrics import metric_series
+from finesight.training.run import RunFolder
+
+PICTURES = 6
+NEIGHBOURS = 7
+NAMES = {
+    "loss": "total loss",
+    "contrastive": "contrastive loss",
+    "positive_similarity": "similarity of two views of an image",
+    "negative_similarity": "similarity of different images",
+    "embedding_spread": "spread of the embeddings (0 = collapsed)",
+    "effective_rank": "effective rank of the embeddings",
+    "kl": "misfit of attention and GradCAM (KL)",
+    "kl_target_uniform": "what GradCAM says (KL from uniform)",
+    "kl_attention_uniform": "what the attention says (KL from uniform)",
+    "mask_entropy": "spread of the mask (1 = everywhere)",
+    "val_rank1": "held-out images: rank-1 (%)",
+    "val_mAP": "held-out images: mAP (%)",
+    "lr": "learning rate",
+}
+
+
+def write_run_report(run: RunFolder, encoder: Encoder, evaluation: Evaluation | None, cache: DecodedCache) -> None:
+    """``report.html`` in the run folder; with scores and search results once the run has been evaluated."""
+    shown = evaluation.test if evaluation is not None else np.arange(len(cache))
+    sections = [
+        *([_scores(run, evaluation)] if evaluation is not None else []),
+        _curves(run),
+        *([_searches(evaluation)] if evaluation is not None else []),
+        *picture_sections(encoder, cache, shown),
+        _skipped(run),
+        Section("Settings", "What was run (config.yaml).", table=_settings(run)),
+    ]
+    build_report(run.report, title=f"FineSight: {run.root.name}", sections=sections)
+
+
+def record_evaluation(folder: Path, encoder: Encoder, evaluation: Evaluation) -> None:
+    """Keep the scores beside the run and put them into its report."""
+    run = RunFolder(folder)
+    if not run.config_file.exists():  # an encoder folder on its own
+        return
+    run.evaluation.write_text(json.dumps(evaluation.scores, indent=2) + "\n")
+    write_run_report(run, encoder, evaluation, evaluation.cache)
+
+
+def picture_sections(encoder: Encoder, cache: DecodedCache, shown: NDArray[np.int64]) -> list[Section]:
+    """Attention overlays and, where there is a branch, its projections, on a few images."""
+    chosen = shown[np.linspace(0, len(shown) - 1, min(PICTURES, len(shown))).round().astype(int)]
+    views = encoder.view(*cache.batch(chosen))
+    pictures = [pixels(encoder, view) for view in views]
+    masks = encoder.encode(views, ()).attention.numpy()
+    title = "rationale" if encoder.branch is not None else "channel energy"
+    overlay = attention_overlays(pictures, [[mask] for mask in masks], [title])
+    words = "Where the encoder looks when it makes the feature of an image."
+    sections = [Section("Attention", words, images=[(f"attention: {title}", overlay)])]
+    if encoder.branch is not None:
+        responses = projection_responses(encoder, views)
+        variances = responses.var(axis=(2, 3)).mean(axis=0)
+        figure = projections(pictures, responses, variances)
+        sections.append(
+            Section(
+                f"The {responses.shape[1]} projections",
+                "Each projection is one detector; those whose answer varies most over an image come first. The "
+                "attention is their maximum.",
+                images=[("projections by variance", figure)],
+            )
+        )
+    return sections
+
+
+@torch.no_grad()
+def projection_responses(encoder: Encoder, views: torch.Tensor) -> NDArray[np.float32]:
+    """(M, 3, R, R) -> (M, K, H, W)"""
+    assert encoder.branch is not None
+    answers: NDArray[np.float32] = encoder.branch.responses(encoder.backbone(views.to(encoder.device))).cpu().numpy()
+    return answers
+
+
+def pixels(encoder: Encoder, view: torch.Tensor) -> NDArray[np.uint8]:
+    """A normalised view back to a picture. (3, R, R) -> (R, R, 3)"""
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (encoder.config.mean, encoder.config.std))
+    picture: NDArray[np.uint8] = ((view * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
+    return picture
+
+
+def search_rows(evaluation: Evaluation, count: int = PICTURES) -> list[RetrievalRow]:
+    """A few queries spread over the test images, each with its nearest neighbours."""
+    features, cache = evaluation.extracted.features[evaluation.pooling], evaluation.cache
+    source = cache.source
+    queries = np.linspace(0, len(features) - 1, min(count, len(features))).round().astype(int)
+    found, scores = neighbours(features, queries, min(NEIGHBOURS, len(features) - 1))
+
+    def name(i: int) -> str:
+        label = int(source.labels[i]) if source.labels is not None else -1
+        return source.classes[label] if label >= 0 else ""
+
+    rows = []
+    for query, hits, similarity in zip(evaluation.test[queries], evaluation.test[found], scores, strict=True):
+        names = [name(int(hit)) for hit in hits]
+        own = name(int(query))
+        rows.append(
+            RetrievalRow(
+                query=cache.image(int(query)),
+                neighbours=[cache.image(int(hit)) for hit in hits],
+                right=[other == own if other and own else None for other in names],
+                name=own,
+                names=names,
+                scores=[float(s) for s in similarity],
+            )
+        )
+    return rows
+
+
+def score_table(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
+    """One row a system, the scores people compare by, in percent."""
+    table = []
+    for name, scores in rows.items():
+        found, where = scores["retrieval"], scores.get("localization")
+        row: dict[str, object] = {
+            "system": name,
+            "rank-1": found["rank1"],
+            "rank-5": found["rank5"],
+            "mAP": found["mAP"],
+        }
+        for percent, probe in scores.get("linear", {}).items():
+            row[f"linear {percent} %"] = probe["top1"]
+        if where is not None:
+            row |= {"attention on object": where["inside"], "pointing": where["pointing"]}
+        table.append(row)
+    return table
+
+
+def _scores(run: RunFolder, evaluation: Evaluation) -> Section:
+    setting, found = evaluation.scores["setting"], evaluation.scores["retrieval"]
+    text = (
+        f"{found['queries']} images each search all others ({setting['pooling']} pooling, {setting['split']} split). "
+        "rank-1: the nearest image is of the same class. linear: a classifier on frozen features, with that share of "
+        "the labels."
+    )
+    return Section("Scores", text, table=score_table({run.root.name: evaluation.scores}))
+
+
+def _curves(run: RunFolder) -> Section:
+    series = metric_series(run.metrics_file)
+    named = {NAMES[name]: series[name] for name in NAMES if name in series}
+    return Section(
+        "Training",
+        "Measured without labels, except where held-out images are named.",
+        images=[("curves", curves(named))],
+    )
+
+
+def _searches(evaluation: Evaluation) -> Section:
+    words = "The image on the left searches the test images; the nearest come first."
+    return Section(
+        "Search results", words, images=[("query and nearest images", retrieval_rows(search_rows(evaluation)))]
+    )
+
+
+def _skipped(run: RunFolder) -> Section:
+    rows: Sequence[dict[str, str]] = []
+    if run.skipped.exists():
+        with run.skipped.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
+            rows = list(csv.DictReader(stream))
+    words = f"{len(rows)} files could not be used." if rows else "Every file could be used."
+    return Section("Skipped files", words, table=rows or None)
+
+
+def _settings(run: RunFolder) -> list[dict[str, object]]:
+    return [{"setting": key, "value": json.dumps(value)} for key, value in flat(run.config()).items()]

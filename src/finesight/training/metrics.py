@@ -1,0 +1,57 @@
+"""metrics.csv and TensorBoard events, continued without gaps or repeats when a run is resumed."""
+
+from __future__ import annotations
+
+import csv
+import os
+from collections.abc import Sequence
+from pathlib import Path
+
+from torch.utils.tensorboard import SummaryWriter
+
+STEP = "step"
+
+
+class MetricsLog:
+    """One row a logged step; rows at or after ``start`` are dropped when a run continues from there."""
+
+    def __init__(self, file: Path, names: Sequence[str], events: Path, start: int) -> None:
+        self.names = [STEP, "epoch", *names]
+        kept = [row for row in read_metrics(file) if int(row[STEP]) < start]
+        scratch = file.with_name(f".{file.name}.tmp")
+        with scratch.open("w", newline="", encoding="utf-8") as stream:
+            writer = csv.DictWriter(stream, self.names, extrasaction="ignore")
+            writer.writeheader()
+            writer.writerows(kept)
+        os.replace(scratch, file)
+        self._stream = file.open("a", newline="", encoding="utf-8")
+        self._writer = csv.DictWriter(self._stream, self.names)
+        self._events = SummaryWriter(str(events), purge_step=start)
+
+    def write(self, step: int, epoch: float, values: dict[str, float]) -> None:
+        self._writer.writerow({STEP: step, "epoch": f"{epoch:.4f}", **{k: repr(v) for k, v in values.items()}})
+        self._stream.flush()
+        for name, value in values.items():
+            self._events.add_scalar(name, value, step)
+
+    def close(self) -> None:
+        self._stream.close()
+        self._events.close()
+
+
+def read_metrics(file: Path) -> list[dict[str, str]]:
+    """The rows of a metrics.csv; a last line cut short by a crash is dropped."""
+    if not file.exists():
+        return []
+    with file.open(newline="", encoding="utf-8") as stream:
+        return [row for row in csv.DictReader(stream) if None not in row.values() and row[STEP].isdigit()]
+
+
+def metric_series(file: Path) -> dict[str, list[tuple[float, float]]]:
+    """Name -> (step, value) points, for curves."""
+    series: dict[str, list[tuple[float, float]]] = {}
+    for row in read_metrics(file):
+        for name, value in row.items():
+            if name not in (STEP, "epoch") and value:
+                series.setdefault(name, []).append((float(row[STEP]), float(value)))
+    return series

@@ -1,0 +1,92 @@
+"""The run folder: the same everywhere, resumed by default, never mixed with another run's."""
+
+from __future__ import annotations
+
+import fcntl
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from finesight.config import TrainConfig, build_config, flat, read_yaml, write_yaml
+from finesight.errors import FineSightError
+
+CONTENTS = (
+    "config.yaml",
+    "metrics.csv",
+    "tensorboard",
+    "checkpoints",
+    "encoder",
+    "encoder-best",
+    "skipped.csv",
+    "report.html",
+    "evaluation.json",
+)
+
+
+class RunFolder:
+    """Paths of a run and the rules for entering it."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.config_file = root / "config.yaml"
+        self.metrics_file = root / "metrics.csv"
+        self.checkpoints = root / "checkpoints"
+        self.encoder = root / "encoder"
+        self.best_encoder = root / "encoder-best"
+        self.skipped = root / "skipped.csv"
+        self.report = root / "report.html"
+        self.evaluation = root / "evaluation.json"
+
+    def enter(self, config: TrainConfig, *, restart: bool) -> None:
+        """Make the folder ready: new, continued (same configuration) or, when asked, begun anew."""
+        if self.root.exists() and not self.root.is_dir():
+            raise FineSightError(f"{self.root} is a file: --out must be a folder.")
+        if restart:
+            self._clear()
+        if self.config_file.exists():
+            self._require_same(config)
+            return
+        if self.root.exists() and any(p.name != ".lock" for p in self.root.iterdir()):
+            raise FineSightError(f"{self.root} is not empty and holds no run: give --out a new folder.")
+        self.root.mkdir(parents=True, exist_ok=True)
+        scratch = self.root / ".config.yaml.tmp"
+        write_yaml(config, scratch)
+        scratch.replace(self.config_file)
+
+    def config(self) -> TrainConfig:
+        if not self.config_file.exists():
+            raise FineSightError(f"{self.root} is not a run: it has no config.yaml.")
+        return build_config(read_yaml(self.config_file))
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """Two processes must not train in one folder."""
+        self.root.mkdir(parents=True, exist_ok=True)
+        with (self.root / ".lock").open("w") as handle:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise FineSightError(
+                    f"Another process is training in {self.root}: wait for it or use another --out."
+                ) from None
+            yield
+
+    def _clear(self) -> None:
+        """Remove what a run writes, and nothing else."""
+        for name in CONTENTS:
+            path = self.root / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
+
+    def _require_same(self, config: TrainConfig) -> None:
+        old, new = flat(self.config()), flat(config)
+        changed = [k for k in {**old, **new} if old.get(k) != new.get(k)]
+        if changed:
+            lines = "\n".join(f"  {key}: {old.get(key)} there, {new.get(key)} now" for key in changed)
+            raise FineSightError(
+                f"{self.root} holds a run with another configuration:\n{lines}\n"
+                "Give another --out, the same options to continue it, or --restart to begin anew."
+            )

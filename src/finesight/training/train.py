@@ -1,0 +1,288 @@
+"""From a configuration to a finished run folder. Calling it again continues where it stopped."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Literal
+
+import lightning as L
+import numpy as np
+import torch
+from lightning.pytorch.strategies import DDPStrategy
+from numpy.typing import NDArray
+
+from finesight.config import RuntimeConfig, TrainConfig
+from finesight.console import console
+from finesight.data.cache import DecodedCache, cache_side, open_cache, write_skipped
+from finesight.data.sources import open_source
+from finesight.encoder import Encoder, EncoderConfig
+from finesight.errors import FineSightError
+from finesight.evaluation.features import extract
+from finesight.evaluation.retrieval import retrieval
+from finesight.training.batches import Batches
+from finesight.training.callbacks import Checkpointer, Journal, ProgressBar
+from finesight.training.checkpoints import checkpoints, load_checkpoint
+from finesight.training.metrics import MetricsLog, metric_series
+from finesight.training.module import TrainingModule
+from finesight.training.run import RunFolder
+
+Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
+VALIDATION_NAMES = ("val_rank1", "val_mAP")
+LOGGED = (
+    "loss",
+    "contrastive",
+    "positive_similarity",
+    "negative_similarity",
+    "embedding_spread",
+    "effective_rank",
+    "lr",
+)
+LOGGED_RATIONALE = ("kl", "kl_target_uniform", "kl_attention_uniform", "mask_entropy")
+
+
+class Interrupted(Exception):
+    """The user stopped the run; everything is saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(number)
+        self.exit_code = 128 + number
+
+
+def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False) -> RunFolder:
+    """Train as configured into ``out``; the same call continues an unfinished run."""
+    runtime = runtime or RuntimeConfig()
+    run = RunFolder(out)
+    main = _is_main_process()
+    with run.locked() if main else contextlib.nullcontext():
+        if main:
+            run.enter(config, restart=restart)
+        if (run.encoder / "encoder.json").exists():
+            console.print(f"{out} is finished: nothing to do. (--restart begins anew.)")
+            return run
+        cache, images, held_out = prepare_data(config, runtime, run if main else None)
+        _fit(config, runtime, run, cache, images, held_out)
+    return run
+
+
+def train_and_report(
+    config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False
+) -> RunFolder:
+    """``train``, then the report of what was learnt."""
+    runtime = runtime or RuntimeConfig()
+    run = train(config, out, runtime, restart=restart)
+    if _is_main_process() and not run.report.exists():
+        from finesight.report.run_report import write_run_report
+
+        cache, _, _ = prepare_data(config, runtime)
+        write_run_report(run, Encoder.load(run.encoder), None, cache)
+    return run
+
+
+def prepare_data(
+    config: TrainConfig, runtime: RuntimeConfig, run: RunFolder | None = None
+) -> tuple[DecodedCache, NDArray[np.int64], NDArray[np.int64]]:
+    """The decoded train images: which of them are trained on, and which are held out for validation."""
+    source = open_source(config.data)
+    if run is not None:
+        console.print(source.describe())
+    source = source.split("train")
+    if config.limit_images is not None and config.limit_images < len(source):
+        picked = np.random.default_rng([config.seed, 1]).permutation(len(source))[: config.limit_images]
+        source = source.select(np.sort(picked))
+    cache = open_cache(
+        source,
+        cache_side(config.views.resolution),
+        cache_dir=runtime.cache_dir,
+        workers=runtime.workers,
+        progress=runtime.progress and run is not None,
+    )
+    if run is not None:
+        write_skipped(cache.skipped, run.skipped)
+        if cache.skipped:
+            console.print(f"{len(cache.skipped)} files were skipped; {run.skipped} says which and why.")
+    images, held_out = hold_out(len(cache), config)
+    if cache.source.labels is None:
+        images, held_out = np.arange(len(cache)), held_out[:0]
+    if len(images) < config.batch:
+        raise FineSightError(
+            f"{source.root} has {len(images)} readable images to train on ({len(cache.skipped)} skipped, "
+            f"{len(held_out)} held out for validation), fewer than one batch of {config.batch}: "
+            f"add images or lower --batch to {max(2, len(images))} or less."
+        )
+    return cache, images, held_out
+
+
+def hold_out(count: int, config: TrainConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A random slice for validation, chosen without looking at labels. (kept, held out), both in order."""
+    size = min(config.validation.most, round(count * config.validation.fraction))
+    order = np.random.default_rng([config.seed, 2]).permutation(count)
+    return np.sort(order[size:]), np.sort(order[:size])
+
+
+def _fit(
+    config: TrainConfig,
+    runtime: RuntimeConfig,
+    run: RunFolder,
+    cache: DecodedCache,
+    images: NDArray[np.int64],
+    held_out: NDArray[np.int64],
+) -> None:
+    processes = runtime.devices * runtime.nodes
+    if config.batch % processes:
+        raise FineSightError(f"--batch {config.batch} cannot be shared by {processes} devices: use a multiple of it.")
+    per_epoch = len(images) // config.batch
+    module = TrainingModule(config, images=len(images), steps_per_epoch=per_epoch)
+    trainer = _trainer(config, runtime)
+    start = 0
+    if (found := load_checkpoint(run.checkpoints)) is not None:
+        _, state = found
+        module.load_state_dict(state["module"])
+        module.optimizer.load_state_dict(state["optimizer"])
+        trainer.precision_plugin.load_state_dict(state["precision"])
+        start = int(module.steps)
+    main = trainer.is_global_zero
+    batches = Batches(
+        cache,
+        images,
+        batch=config.batch,
+        epochs=config.epochs,
+        seed=config.seed,
+        start=start,
+        rank=trainer.global_rank,
+        processes=processes,
+    )
+    saver = Checkpointer(run, runtime.checkpoint_minutes, batches.total)
+    log = None
+    if main:
+        console.print(f"{module.objective.backbone.load_report}; {len(images)} images, {batches.total} steps.")
+        if start:
+            console.print(f"Continuing at step {start} of {batches.total}.")
+        names = [*LOGGED, *(LOGGED_RATIONALE if config.rationale else ()), *VALIDATION_NAMES]
+        log = MetricsLog(run.metrics_file, names, run.root / "tensorboard", start)
+        validate = _validator(config, run, module, cache, held_out)
+        trainer.callbacks += [  # type: ignore[attr-defined]
+            Journal(
+                log,
+                console,
+                log_every=runtime.log_every,
+                validate=validate,
+                validate_every=config.validation.every,
+            ),
+            saver,
+        ]
+        if runtime.progress:
+            trainer.callbacks.append(ProgressBar(console, batches.total, start, config.batch))  # type: ignore[attr-defined]
+    try:
+        if len(batches):
+            trainer.fit(module, batches)
+    except FineSightError as error:
+        found_files = checkpoints(run.checkpoints)
+        newest = found_files[-1] if found_files else "none was written yet"
+        raise FineSightError(
+            f"{error} Training has stopped. Last good checkpoint: {newest}. "
+            "Try a lower --lr, --clip 1, or full precision (--precision 32), with another --out."
+        ) from error
+    finally:
+        if log is not None:
+            log.close()
+    if saver.interrupted is not None:
+        raise Interrupted(saver.interrupted)
+    if main:
+        _save_encoder(config, run, module)
+
+
+def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
+    """Lightning sees one long epoch: where an epoch of the data ends is ours to know (see Batches)."""
+    several = runtime.devices * runtime.nodes > 1
+    warnings.filterwarnings("ignore", module="lightning")
+    return L.Trainer(
+        accelerator=runtime.accelerator,
+        devices=runtime.devices,
+        num_nodes=runtime.nodes,
+        strategy=DDPStrategy(broadcast_buffers=False) if several else "auto",
+        precision=_precision(runtime),
+        max_epochs=1,
+        accumulate_grad_batches=config.optim.accumulate,
+        gradient_clip_val=config.optim.clip,
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+
+
+def _precision(runtime: RuntimeConfig) -> Precision:
+    names: dict[str, Precision] = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
+    if runtime.precision != "auto":
+        return names[runtime.precision]
+    if runtime.accelerator == "cpu" or not torch.cuda.is_available():
+        return names["32"]
+    return names["bf16" if torch.cuda.is_bf16_supported() else "16"]
+
+
+def _validator(
+    config: TrainConfig,
+    run: RunFolder,
+    module: TrainingModule,
+    cache: DecodedCache,
+    held_out: NDArray[np.int64],
+) -> Callable[[], dict[str, float]] | None:
+    """Leave-one-out retrieval on the held-out slice; keeps the best encoder where the reading wants it."""
+    labels = cache.source.labels
+    if labels is None or len(held_out) < 2 or np.unique(labels[held_out], return_counts=True)[1].max() < 2:
+        return None
+    best = max((value for _, value in metric_series(run.metrics_file).get("val_rank1", [])), default=-1.0)
+
+    def validate() -> dict[str, float]:
+        nonlocal best
+        encoder = _encoder(config, module)
+        features = extract(encoder, cache, held_out, (config.pooling,), progress=False).features[config.pooling]
+        module.train()
+        scores = retrieval(features, labels[held_out])
+        if config.rationale is not None and config.rationale.checkpoint == "best" and scores.rank1 > best:
+            best = scores.rank1
+            encoder.save(run.best_encoder)
+            module.train()
+        return {"val_rank1": scores.rank1, "val_mAP": scores.mAP}
+
+    return validate
+
+
+def untrained_encoder(config: TrainConfig) -> Encoder:
+    """The network as training with ``config`` finds it, average pooled."""
+    module = TrainingModule(config, images=2, steps_per_epoch=1)
+    settings = _encoder_config(config, module).model_copy(update={"method": "untrained", "pooling": "average"})
+    return Encoder(settings.model_copy(update={"rationale": None}), module.objective.backbone)
+
+
+def _encoder(config: TrainConfig, module: TrainingModule) -> Encoder:
+    branch = module.rationale.branch if module.rationale is not None else None
+    return Encoder(_encoder_config(config, module), module.objective.backbone, branch)
+
+
+def _encoder_config(config: TrainConfig, module: TrainingModule) -> EncoderConfig:
+    return EncoderConfig(
+        method=config.method,
+        resolution=config.views.resolution,
+        pooling=config.pooling,
+        backbone=module.objective.backbone.config,
+        rationale=config.rationale,
+        mean=config.views.mean,
+        std=config.views.std,
+    )
+
+
+def _save_encoder(config: TrainConfig, run: RunFolder, module: TrainingModule) -> None:
+    wants_best = config.rationale is not None and config.rationale.checkpoint == "best"
+    encoder = Encoder.load(run.best_encoder) if wants_best and run.best_encoder.exists() else _encoder(config, module)
+    encoder.save(run.encoder)
+
+
+def _is_main_process() -> bool:
+    """Lightning starts the other processes of a run by the same command, with these variables set."""
+    return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"

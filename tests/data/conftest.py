@@ -1,0 +1,60 @@
+"""Real files and places shared by the data tests."""
+
+import os
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+CUB = Path(__file__).resolve().parents[3] / "shared" / "data" / "CUB_200_2011"
+
+Writer = Callable[..., Path]
+
+
+@pytest.fixture(scope="session")
+def cub_root() -> Path:
+    if not (CUB / "images.txt").is_file():
+        pytest.skip(f"no CUB-200-2011 in {CUB}")
+    return CUB
+
+
+@pytest.fixture
+def picture(tmp_path: Path) -> Writer:
+    """picture("a/b.jpg", size=(w, h), seed=0): a smooth random picture, a real file below tmp_path."""
+
+    def write(name: str, size: tuple[int, int] = (40, 30), seed: int = 0) -> Path:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+        Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(path)
+        return path
+
+    return write
+
+
+@pytest.fixture
+def no_access(tmp_path: Path) -> Callable[[Path], object]:
+    """``with no_access(path):`` nobody may read or write it, not even root, who is another user meanwhile."""
+
+    @contextmanager
+    def denied(path: Path) -> Iterator[None]:
+        mode = path.stat().st_mode
+        for parent in tmp_path.parents:
+            if parent.stat().st_uid == os.geteuid() and not parent.stat().st_mode & 0o001:
+                parent.chmod(0o711)
+        tmp_path.chmod(0o755)
+        path.chmod(0o000)
+        root = os.geteuid() == 0
+        if root:
+            os.seteuid(65534)
+        try:
+            yield
+        finally:
+            if root:
+                os.seteuid(0)
+            path.chmod(mode)
+
+    return denied

@@ -1,0 +1,614 @@
+"""The cache with real files, real kills and real processes."""
+
+import csv
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections import namedtuple
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from finesight.data import store
+from finesight.data.cache import DecodedCache, cache_side, default_cache_dir, open_cache, write_skipped
+from finesight.data.geometry import Geometry, read_cached
+from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.sources import ImageSource, open_source
+from finesight.errors import FineSightError
+
+SIDE = 32
+
+
+@pytest.fixture
+def folder(tmp_path: Path, picture) -> Path:
+    """Seven good pictures of different shapes."""
+    shapes = [(40, 30), (30, 40), (64, 64), (20, 20), (200, 50), (10, 90), (33, 31)]
+    for i, size in enumerate(shapes):
+        picture(f"images/{i}.png", size, seed=i)
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def opened(folder: Path, tmp_path: Path):
+    """opened(source or nothing): the cache of it, quiet, in tmp_path/cache."""
+
+    def open_it(source: ImageSource | None = None, side: int = SIDE, **options) -> DecodedCache:
+        chosen = open_source(folder) if source is None else source
+        return open_cache(chosen, side, cache_dir=tmp_path / "cache", progress=False, **options)
+
+    return open_it
+
+
+def shards(tmp_path: Path, side: int = SIDE) -> list[Path]:
+    return [p for p in (tmp_path / "cache" / f"v1-side{side}").iterdir() if p.is_dir()]
+
+
+def stored(tmp_path: Path) -> int:
+    """How many images were ever decoded into the store."""
+    return sum(len(np.load(shard / "index.npz")["keys"]) for shard in shards(tmp_path))
+
+
+def rewrite(file: Path, content: bytes) -> None:
+    """Other bytes in the same file, with the old size and time: only a second decoding could notice."""
+    status = file.stat()
+    file.write_bytes(content.ljust(status.st_size, b"\0")[: status.st_size])
+    os.utime(file, ns=(status.st_atime_ns, status.st_mtime_ns))
+
+
+# --- what an image becomes --------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("size", "cached"),
+    [
+        ((40, 30), (32, 43)),
+        ((30, 40), (43, 32)),
+        ((64, 64), (32, 32)),
+        ((20, 20), (32, 32)),
+        ((96, 32), (32, 96)),
+        ((97, 32), (32, 96)),
+        ((2000, 2), (32, 96)),
+        ((1, 700), (96, 32)),
+        ((1, 1), (32, 32)),
+    ],
+)
+def test_size(size: tuple[int, int], cached: tuple[int, int]) -> None:
+    geometry = Geometry.fit(*size, SIDE)
+    assert geometry.size == cached
+    assert geometry.original == size
+
+
+@pytest.mark.parametrize("size", [(40, 30), (301, 200), (20, 33)])
+def test_pixels_are_pillows_antialiased_bilinear(picture, size: tuple[int, int]) -> None:
+    path = picture("a.png", size)
+    pixels, geometry = read_cached(path, SIDE)
+    height, width = geometry.size
+    whole = Image.open(path).resize((width, height), Image.Resampling.BILINEAR)
+    np.testing.assert_array_equal(pixels, np.asarray(whole))
+
+
+def test_a_panorama_keeps_its_middle(tmp_path: Path) -> None:
+    stripes = np.repeat(np.arange(100, dtype=np.uint8), 16)  # 1600 columns, 100 grey values
+    Image.fromarray(np.tile(stripes, (64, 1))).save(tmp_path / "p.png")
+    pixels, geometry = read_cached(tmp_path / "p.png", 64)
+    assert geometry.crop == (704, 0, 192, 64)
+    np.testing.assert_array_equal(pixels[:, :, 0], np.tile(stripes[704:896], (64, 1)))
+    standing, _ = read_cached_turned(tmp_path / "p.png", tmp_path / "q.png")
+    np.testing.assert_array_equal(standing, pixels.swapaxes(0, 1))
+
+
+def read_cached_turned(file: Path, turned: Path) -> tuple[np.ndarray, Geometry]:
+    Image.open(file).transpose(Image.Transpose.TRANSPOSE).save(turned)
+    return read_cached(turned, 64)
+
+
+def test_a_large_jpeg_decoded_small_is_nearly_the_same(picture) -> None:
+    path = picture("big.jpg", (1601, 1203))
+    pixels, geometry = read_cached(path, 64)
+    assert geometry.original == (1601, 1203)
+    exact = geometry.resize(Image.open(path))
+    assert np.abs(pixels.astype(int) - np.asarray(exact)).mean() < 1.5
+
+
+def test_cache_side() -> None:
+    assert [cache_side(r) for r in (224, 112, 64, 1, 97)] == [256, 128, 74, 2, 111]
+
+
+# --- reading ----------------------------------------------------------------------------------------
+
+
+def test_images_in_source_order(folder: Path, opened) -> None:
+    cache = opened()
+    assert len(cache) == 7
+    assert cache.side == SIDE
+    assert cache.skipped == []
+    assert cache.source.paths.tolist() == [f"{i}.png" for i in range(7)]
+    for i in range(7):
+        np.testing.assert_array_equal(cache.image(i), read_cached(folder / f"{i}.png", SIDE)[0])
+        assert not cache.image(i).flags.writeable
+    backwards = opened(open_source(folder).select([6, 0, 6]))
+    for i, original in enumerate((6, 0, 6)):
+        np.testing.assert_array_equal(backwards.image(i), cache.image(original))
+
+
+@pytest.mark.parametrize("kind", [list, np.array, torch.tensor])
+def test_batch(opened, kind) -> None:
+    cache = opened()
+    indices = [4, 1, 4, 5]
+    canvas, sizes = cache.batch(kind(indices))
+    assert canvas.dtype == torch.uint8
+    assert canvas.shape == (4, 3, 96, 96)
+    assert sizes.dtype == torch.int64
+    assert canvas.is_contiguous()
+    for slot, (h, w), i in zip(canvas.numpy(), sizes.tolist(), indices, strict=True):
+        np.testing.assert_array_equal(slot[:, :h, :w].transpose(1, 2, 0), cache.image(i))
+        outside = slot.copy()
+        outside[:, :h, :w] = 0
+        assert not outside.any()
+
+
+def test_a_batch_is_a_copy(opened) -> None:
+    cache = opened()
+    before = cache.image(0).copy()
+    canvas, sizes = cache.batch([0])
+    canvas += 1
+    sizes += 1
+    np.testing.assert_array_equal(cache.image(0), before)
+    assert cache.batch([0])[1].tolist() == [list(before.shape[:2])]
+
+
+def test_no_box_no_mask(opened) -> None:
+    cache = opened()
+    assert cache.box(0) is None
+    assert cache.mask(0) is None
+
+
+def test_boxes_follow_their_image(folder: Path, opened) -> None:
+    rng = np.random.default_rng(0)
+    source = open_source(folder)
+    boxes = np.concatenate([rng.uniform(-10, 40, (7, 2)), rng.uniform(5, 60, (7, 2))], axis=1).astype(np.float32)
+    cache = opened(ImageSource(source.root, "folder", source.paths, boxes=boxes))
+    for i in range(7):
+        box, mask = cache.box(i), cache.mask(i)
+        height, width = cache.image(i).shape[:2]
+        original = Image.open(folder / f"{i}.png").size
+        expected = loop_box(boxes[i], original)
+        np.testing.assert_allclose(box, expected, atol=1e-3)
+        assert mask.shape == (height, width)
+        for y, x in rng.integers(0, [height, width], (50, 2)):
+            left, top, w, h = box
+            assert mask[y, x] == (left <= x + 0.5 < left + w and top <= y + 0.5 < top + h)
+
+
+def loop_box(box: np.ndarray, original: tuple[int, int]) -> list[float]:
+    """Each corner by hand: centre crop to 3:1, scale the short side to SIDE, clip."""
+    scale = SIDE / min(original)
+    starts, ends = [], []
+    for axis in (0, 1):
+        kept = min(original[axis], 3 * min(original))
+        limit = round(kept * scale)
+        offset = (original[axis] - kept) / 2
+        for values, edge in ((starts, box[axis]), (ends, box[axis] + box[axis + 2])):
+            values.append(min(max((edge - offset) * limit / kept, 0), limit))
+    return [*starts, ends[0] - starts[0], ends[1] - starts[1]]
+
+
+@pytest.mark.parametrize("scale", [1, 2])
+def test_masks_follow_their_image(folder: Path, tmp_path: Path, opened, scale: int) -> None:
+    """A disc painted into the picture and into its mask (maybe of another scale) stays in its place."""
+    for i, (width, height) in enumerate([(120, 90), (400, 60), (50, 300)]):
+        for name, zoom in ((f"images/{i}.png", 1), (f"masks/{i}.png", scale)):
+            (tmp_path / name).parent.mkdir(exist_ok=True)
+            y, x = np.mgrid[: height * zoom, : width * zoom] / zoom
+            disc = (x - width / 2 - 6) ** 2 + (y - height / 2 + 6) ** 2 < 18**2
+            Image.fromarray(disc * np.uint8(255)).save(tmp_path / name)
+    paths = np.array([f"images/{i}.png" for i in range(3)])
+    masks = np.array([f"masks/{i}.png" for i in range(3)])
+    cache = opened(ImageSource(tmp_path, "folder", paths, masks=masks, boxes=np.zeros((3, 4), np.float32)))
+    for i in range(3):
+        painted = cache.image(i)[:, :, 0] >= 128
+        mask = cache.mask(i)
+        assert mask.dtype == bool
+        assert (mask & painted).sum() / (mask | painted).sum() > 0.9
+        assert 100 < mask.sum() < mask.size
+
+
+def test_masks_of_the_drawn_dataset(tmp_path: Path) -> None:
+    make_lookalikes(tmp_path / "drawn", LookalikesConfig(species=2, train_per_species=1, test_per_species=1))
+    source = open_source(tmp_path / "drawn")
+    assert source.kind == "lookalikes"
+    cache = open_cache(source, 128, cache_dir=tmp_path / "cache", progress=False)
+    for i in range(4):
+        mask = cache.mask(i)
+        assert mask is not None
+        assert mask.shape == cache.image(i).shape[:2]
+        assert 0.01 < mask.mean() < 0.9
+
+
+def test_a_mask_that_cannot_be_read(folder: Path, opened) -> None:
+    source = open_source(folder)
+    cache = opened(ImageSource(source.root, "folder", source.paths, masks=np.array(["gone.png"] * 7)))
+    with pytest.raises(FineSightError, match=r"object mask .*gone.png cannot be used: no such file"):
+        cache.mask(0)
+
+
+# --- skipped images ---------------------------------------------------------------------------------
+
+
+def test_bad_files_are_skipped_with_their_reason(folder: Path, tmp_path: Path, opened, no_access) -> None:
+    (folder / "empty.jpg").touch()
+    (folder / "text.jpg").write_text("text")
+    (folder / "notes.txt").write_text("text")
+    shutil.copy(folder / "0.png", folder / "secret.png")
+    shutil.copy(folder / "0.png", folder / "vanishing.png")
+    source = open_source(folder)
+    (folder / "vanishing.png").unlink()
+    (tmp_path / "cache").mkdir(mode=0o777)
+    (tmp_path / "cache").chmod(0o777)
+    with no_access(folder / "secret.png"):
+        cache = opened(source)
+    assert cache.source.paths.tolist() == [f"{i}.png" for i in range(7)]
+    assert len(cache) == 7
+    assert cache.skipped == [
+        ("notes.txt", "not an image file (.txt)"),
+        ("empty.jpg", "empty file (0 bytes)"),
+        ("secret.png", "permission denied"),
+        ("text.jpg", "not an image, or damaged"),
+        ("vanishing.png", "no such file or directory"),
+    ]
+    write_skipped(cache.skipped, tmp_path / "run" / "skipped.csv")
+    with open(tmp_path / "run" / "skipped.csv", newline="") as file:
+        assert list(csv.reader(file)) == [["path", "reason"], *(list(pair) for pair in cache.skipped)]
+    again = opened(source)  # damage is remembered, a missing permission is not
+    assert [path for path, _ in again.skipped] == ["notes.txt", "empty.jpg", "text.jpg", "vanishing.png"]
+    assert again.skipped[1] == ("empty.jpg", "empty file (0 bytes)")
+
+
+def test_remembered_damage_is_not_decoded_again(folder: Path, tmp_path: Path, opened) -> None:
+    text = folder / "text.png"
+    text.write_bytes(b"x" * (folder / "0.png").stat().st_size)
+    assert len(opened().skipped) == 1
+    rewrite(text, (folder / "0.png").read_bytes())
+    assert opened().skipped == [("text.png", "not an image, or damaged")]
+    os.utime(text)
+    assert opened().skipped == []
+
+
+def test_no_shard_for_nothing(folder: Path, tmp_path: Path, opened, no_access) -> None:
+    """A file that stays out of reach must not leave an empty shard at every opening."""
+    opened()
+    (folder / "z.png").symlink_to("loop.png")
+    source = open_source(folder)
+    paths = np.append(source.paths, "folder.png")
+    secret = shutil.copy(folder / "0.png", folder / "folder.png")
+    (tmp_path / "cache").chmod(0o777)
+    for path in (tmp_path / "cache").rglob("*"):
+        path.chmod(0o777)
+    with no_access(Path(secret)):
+        for _ in range(3):
+            assert opened(ImageSource(folder, "list", paths)).skipped == [("folder.png", "permission denied")]
+    assert len(shards(tmp_path)) == 1
+
+
+def test_odd_entries_of_a_list_do_not_hang(folder: Path, tmp_path: Path, opened) -> None:
+    os.mkfifo(folder / "pipe.jpg")
+    (folder / "dir.jpg").mkdir()
+    (folder / "loop.jpg").symlink_to("loop.jpg")
+    names = ["0.png", "pipe.jpg", "dir.jpg", "loop.jpg", "gone.jpg", str(folder / "1.png"), "0.png"]
+    (folder / "list.txt").write_text("\n".join(names))
+    cache = opened(open_source(folder / "list.txt"))
+    assert cache.source.paths.tolist() == ["0.png", str(folder / "1.png"), "0.png"]
+    assert [reason for _, reason in cache.skipped] == [
+        "not a regular file",
+        "not a regular file",
+        "too many levels of symbolic links",
+        "no such file or directory",
+    ]
+    assert stored(tmp_path) == 2
+
+
+def test_odd_names(tmp_path: Path, picture, opened) -> None:
+    names = ["ä, \n 鳥🐦.png", "e\u0301.png", "é.png"]
+    for i, name in enumerate(names):
+        picture(f"odd/{name}", seed=i)
+    raw = os.fsdecode(b"latin\xe9.png")
+    os.link(tmp_path / "odd" / "é.png", tmp_path / "odd" / raw)
+    (tmp_path / "odd" / os.fsdecode(b"bad\xe9.png")).touch()
+    cache = opened(open_source(tmp_path / "odd"))
+    assert cache.source.paths.tolist() == sorted([*names, raw])
+    assert len({cache.image(i).tobytes() for i in range(4)}) == 3
+    write_skipped(cache.skipped, tmp_path / "skipped.csv")
+    assert b"bad\xe9.png,empty file (0 bytes)" in (tmp_path / "skipped.csv").read_bytes()
+
+
+def test_no_readable_image(tmp_path: Path, opened) -> None:
+    (tmp_path / "bad").mkdir()
+    for i in range(3):
+        (tmp_path / "bad" / f"{i}.jpg").touch()
+    (tmp_path / "bad" / "x.jpg").write_text("x")
+    with pytest.raises(FineSightError) as caught:
+        opened(open_source(tmp_path / "bad"))
+    assert str(caught.value) == (
+        f"none of the 4 images of {tmp_path / 'bad'} can be read (3 x empty file (0 bytes); "
+        "1 x not an image, or damaged), the first being 0.jpg; repair them or give --data another folder"
+    )
+
+
+def test_an_empty_source(folder: Path, opened) -> None:
+    with pytest.raises(FineSightError, match="has no images to read here"):
+        opened(open_source(folder).select([]))
+
+
+# --- re-use -----------------------------------------------------------------------------------------
+
+
+def test_nothing_is_decoded_twice(folder: Path, tmp_path: Path, opened) -> None:
+    first = opened()
+    pixels = [first.image(i).copy() for i in range(7)]
+    for i in range(7):
+        rewrite(folder / f"{i}.png", b"no longer a picture")
+    again = opened()
+    assert again.skipped == []
+    for i in range(7):
+        np.testing.assert_array_equal(again.image(i), pixels[i])
+    assert len(opened(open_source(folder).select([3, 2]))) == 2
+    assert stored(tmp_path) == 7
+
+
+def test_a_read_only_cache_is_enough_when_all_is_there(folder: Path, tmp_path: Path, opened, no_access) -> None:
+    opened()
+    lock = tmp_path / "cache" / f"v1-side{SIDE}" / "lock"
+    with no_access(lock):
+        assert len(opened()) == 7
+
+
+def test_changed_files_are_decoded_again(folder: Path, tmp_path: Path, picture, opened) -> None:
+    picture("images/0.bmp", (40, 30), seed=99)
+    old = opened()
+    before = old.image(0).copy()
+    status = (folder / "0.bmp").stat()
+    picture("images/0.bmp", (40, 30), seed=100)
+    os.utime(folder / "0.bmp", ns=(status.st_atime_ns, status.st_mtime_ns + 1))  # a nanosecond is enough
+    assert (folder / "0.bmp").stat().st_size == status.st_size
+    with open(folder / "1.png", "ab") as file:  # another size at the same time
+        status = (folder / "1.png").stat()
+        file.write(b"x")
+    os.utime(folder / "1.png", ns=(status.st_atime_ns, status.st_mtime_ns))
+    new = opened()
+    assert stored(tmp_path) == 8 + 2
+    np.testing.assert_array_equal(new.image(0), read_cached(folder / "0.bmp", SIDE)[0])
+    assert not np.array_equal(new.image(0), before)
+    np.testing.assert_array_equal(old.image(0), before)  # an open cache does not change under its reader
+
+
+def test_new_files_and_other_sides_are_added(folder: Path, tmp_path: Path, picture, opened) -> None:
+    opened()
+    picture("images/99.png", seed=99)
+    assert len(opened()) == 8
+    assert stored(tmp_path) == 8
+    other = opened(side=16)
+    assert min(other.image(0).shape[:2]) == 16
+    assert stored(tmp_path) == 8
+
+
+def test_many_shards(folder: Path, tmp_path: Path, opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "SHARD_IMAGES", 3)
+    cache = opened(workers=3)
+    assert len(shards(tmp_path)) == 3
+    for i in range(7):
+        np.testing.assert_array_equal(cache.image(i), read_cached(folder / f"{i}.png", SIDE)[0])
+
+
+def test_work_in_flight_is_bounded(folder: Path, opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Decoding never runs far ahead of writing, however large the folder: memory stays flat."""
+    running, most = 0, 0
+    real = store._decode
+
+    def counted(file: str, side: int) -> store.Decoded:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        return real(file, side)
+
+    real_write = store._write_shard
+
+    def slow_write(shard, jobs, results):
+        def taken():
+            nonlocal running
+            for result in results:
+                time.sleep(0.002)
+                yield result
+                running -= 1
+
+        return real_write(shard, jobs, taken())
+
+    monkeypatch.setattr(store, "_decode", counted)
+    monkeypatch.setattr(store, "_write_shard", slow_write)
+    for i in range(60):
+        os.link(folder / "0.png", folder / f"more{i}.png")
+    assert len(opened(workers=2)) == 67
+    assert 2 <= most <= 2 * 4 + 2
+
+
+@pytest.mark.parametrize("damage", ["pixels", "index", "no pixels", "no index", "empty index", "wrong index"])
+def test_a_damaged_shard_is_built_again(folder: Path, tmp_path: Path, opened, damage: str) -> None:
+    opened()
+    (shard,) = shards(tmp_path)
+    name = "pixels.bin" if "pixels" in damage else "index.npz"
+    data = (shard / name).read_bytes()
+    if damage.startswith("no"):
+        (shard / name).unlink()
+    elif damage == "wrong index":
+        np.savez(shard / name, other=np.zeros(3))
+    else:
+        (shard / name).write_bytes(b"" if damage.startswith("empty") else data[:-10])
+    cache = opened()
+    assert len(cache) == 7
+    assert len(shards(tmp_path)) == 1
+    assert not shard.exists()
+    np.testing.assert_array_equal(cache.image(3), read_cached(folder / "3.png", SIDE)[0])
+
+
+# --- disk and places --------------------------------------------------------------------------------
+
+
+def test_too_little_room(folder: Path, tmp_path: Path, opened, monkeypatch: pytest.MonkeyPatch) -> None:
+    usage = namedtuple("usage", "total used free")
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, 0, 20_000))
+    with pytest.raises(FineSightError) as caught:
+        opened(side=256)
+    assert str(caught.value) == (
+        f"decoding 7 images needs about 2.1 MB but the disk of {tmp_path / 'cache' / 'v1-side256'} "
+        "has 0.0 MB free; make room or choose another folder with --cache-dir"
+    )
+    monkeypatch.undo()
+    opened(side=256)
+    monkeypatch.setattr(shutil, "disk_usage", lambda _: usage(10**6, 0, 0))
+    assert len(opened(side=256)) == 7  # nothing to decode needs no room
+
+
+def test_a_disk_that_fills_up_meanwhile(tmp_path: Path, opened) -> None:
+    """A limit on the size of files stands for the disk: the error is clear and no half shard stays."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, hard))
+    try:
+        with pytest.raises(FineSightError, match="cannot be used: file too large; choose another folder with"):
+            opened()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert shards(tmp_path) == []
+    assert len(opened()) == 7
+
+
+def test_a_cache_folder_that_cannot_be_written(folder: Path, tmp_path: Path, opened, no_access) -> None:
+    (tmp_path / "cache").write_text("a file")
+    with pytest.raises(FineSightError, match="cannot be used: not a directory; choose another folder with --cache-dir"):
+        opened()
+    (tmp_path / "cache").unlink()
+    (tmp_path / "cache").mkdir()
+    with (
+        no_access(tmp_path / "cache"),
+        pytest.raises(FineSightError, match="cannot be used: permission denied; choose another folder"),
+    ):
+        opened()
+
+
+def test_default_cache_dir(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOME", "/home/me")
+    monkeypatch.delenv("FINESIGHT_CACHE", raising=False)
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    assert default_cache_dir() == Path("/home/me/.cache/finesight")
+    monkeypatch.setenv("XDG_CACHE_HOME", "/xdg")
+    assert default_cache_dir() == Path("/xdg/finesight")
+    monkeypatch.setenv("FINESIGHT_CACHE", "~/own")
+    assert default_cache_dir() == Path("/home/me/own")
+
+
+def test_the_default_folder_is_used(folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FINESIGHT_CACHE", str(tmp_path / "cache"))
+    assert len(open_cache(open_source(folder), SIDE, progress=False)) == 7
+    assert stored(tmp_path) == 7
+
+
+def test_progress_goes_to_stderr_and_only_when_there_is_work(folder: Path, tmp_path: Path, capfd) -> None:
+    for expected in ("7/7", ""):
+        open_cache(open_source(folder), SIDE, cache_dir=tmp_path / "cache")
+        out, err = capfd.readouterr()
+        assert out == ""
+        assert expected in err if expected else err == ""
+
+
+# --- several processes ------------------------------------------------------------------------------
+
+BUILD = """
+import sys, time
+from pathlib import Path
+from finesight.data import store
+from finesight.data.cache import open_cache
+from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.sources import open_source
+folder, cache, side, slow_file, seconds = sys.argv[1:]
+decode = store._decode
+def decode_on_a_slow_disk(file, side):
+    time.sleep(float(seconds) * file.endswith(slow_file))
+    return decode(file, side)
+store._decode, store.SHARD_IMAGES = decode_on_a_slow_disk, 16
+print("ready", flush=True)
+sys.stdin.readline()
+opened = open_cache(open_source(folder), int(side), cache_dir=Path(cache), workers=1)
+print(len(opened), sum(int(opened.image(i).sum()) for i in range(len(opened))), flush=True)
+"""
+
+
+def start(folder: Path, tmp_path: Path, seconds: float) -> subprocess.Popen:
+    """A process that imports everything, waits for a line, and takes these seconds over its image 40."""
+    arguments = [str(folder), str(tmp_path / "cache"), str(SIDE), "040.png", str(seconds)]
+    pipe = subprocess.PIPE
+    return subprocess.Popen([sys.executable, "-c", BUILD, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+
+
+def go(*processes: subprocess.Popen) -> None:
+    for process in processes:
+        assert process.stdout.readline() == "ready\n"
+    for process in processes:
+        process.stdin.write("\n")
+        process.stdin.flush()
+
+
+@pytest.fixture
+def hundred(tmp_path: Path, picture) -> Path:
+    first = picture("many/000.png", (60, 50))
+    for i in range(1, 100):
+        os.link(first, first.with_name(f"{i:03}.png"))
+    return first.parent
+
+
+def expected_line(folder: Path) -> str:
+    return f"100 {100 * int(read_cached(folder / '000.png', SIDE)[0].sum())}\n"
+
+
+def test_killed_while_building(hundred: Path, tmp_path: Path) -> None:
+    """kill -9 in the third shard: two are kept, the half one is never seen, the next build is whole."""
+    side_folder = tmp_path / "cache" / f"v1-side{SIDE}"
+    first, again = start(hundred, tmp_path, 60), start(hundred, tmp_path, 0)
+    go(first)
+    end = time.monotonic() + 60
+    while not (side_folder.is_dir() and len(shards(tmp_path)) == 3):
+        assert first.poll() is None, first.communicate()
+        assert time.monotonic() < end
+        time.sleep(0.01)
+    first.send_signal(signal.SIGKILL)
+    first.communicate()
+    assert first.returncode == -signal.SIGKILL
+    finished = {p: p.stat().st_mtime_ns for p in shards(tmp_path) if not p.name.startswith("tmp-")}
+    assert len(finished) == 2
+    known = store.read_entries(side_folder)
+    assert sorted(known.shards) == sorted(finished)
+    assert len(known.keys) == 32
+
+    go(again)
+    out, err = again.communicate(timeout=60)
+    assert out == expected_line(hundred), err
+    assert "68/68" in err  # only the rest was decoded
+    assert not list(side_folder.glob("tmp-*"))
+    assert {p: p.stat().st_mtime_ns for p in finished} == finished
+    assert stored(tmp_path) == 100
+
+
+def test_two_processes_at_once(hundred: Path, tmp_path: Path) -> None:
+    """One builds, the other waits; both see everything and nothing is decoded twice."""
+    both = [start(hundred, tmp_path, 1) for _ in range(2)]
+    go(*both)
+    results = [process.communicate(timeout=60) for process in both]
+    assert [out for out, _ in results] == [expected_line(hundred)] * 2, results
+    assert stored(tmp_path) == 100
+    assert sorted("100/100" in err for _, err in results) == [False, True]
+    assert sorted("waiting for it" in err for _, err in results) == [False, True]
+    assert not list((tmp_path / "cache").rglob("tmp-*"))

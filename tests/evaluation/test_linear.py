@@ -1,0 +1,300 @@
+import math
+import re
+from itertools import pairwise
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finesight.errors import FineSightError
+from finesight.evaluation import linear
+from finesight.evaluation.linear import fit, linear_probe, nested_fractions, predict
+from reference.linear import sgd
+
+QUICK = {"lrs": (1.0, 10.0, 100.0), "epochs": (5, 15)}
+
+
+def blobs(
+    seed: int, *, images: int = 20, classes: int = 6, dim: int = 12, noise: float = 0.5
+) -> tuple[np.ndarray, np.ndarray]:
+    """Gaussian classes around the same centres whatever the seed."""
+    centres = np.random.default_rng(99).standard_normal((classes, dim))
+    labels = np.repeat(np.arange(classes), images)
+    draw = np.random.default_rng(seed).standard_normal((len(labels), dim))
+    return (centres[labels] + noise * draw).astype(np.float32), labels
+
+
+# --- label fractions
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    st.lists(st.integers(-1, 5), max_size=60),
+    st.lists(st.integers(1, 100), min_size=1, max_size=4),
+    st.integers(0, 2**31),
+)
+def test_fractions_are_nested_and_rounded_up_per_class(labels: list[int], percents: list[int], seed: int) -> None:
+    parts = nested_fractions(np.array(labels, dtype=np.int64), [p / 100 for p in percents], seed)
+    for percent in percents:
+        part = parts[percent / 100]
+        assert part.tolist() == sorted(set(part.tolist()))
+        drawn = [labels[i] for i in part]
+        assert -1 not in drawn
+        for label in range(6):
+            assert drawn.count(label) == -(-labels.count(label) * percent // 100)  # exact ceiling
+    sets = [set(parts[p / 100].tolist()) for p in sorted(percents)]
+    assert all(small <= large for small, large in pairwise(sets))
+
+
+def test_fractions_of_cub_have_the_known_sizes() -> None:
+    """CUB train has 29 or 30 images a class, 5994 in all; the published list for 50 % has 3000."""
+    labels = np.repeat(np.arange(200), [29] * 6 + [30] * 194)
+    assert [len(part) for part in nested_fractions(labels).values()] == [5994, 3000, 1200]
+
+
+def test_fractions_depend_on_seed_and_class_alone() -> None:
+    labels = np.repeat([0, 1, 2], 30)
+    first = nested_fractions(labels, [0.3], seed=1)[0.3]
+    assert first.tolist() == nested_fractions(labels, [0.3], seed=1)[0.3].tolist()
+    assert first.tolist() != nested_fractions(labels, [0.3], seed=2)[0.3].tolist()
+    without = nested_fractions(np.where(labels == 1, -1, labels), [0.3], seed=1)[0.3]
+    assert without.tolist() == [i for i in first if labels[i] != 1]
+    drawn = [set(first[labels[first] == c] % 30) for c in range(3)]
+    assert drawn[0] != drawn[1]  # not the same places in every class
+
+
+@pytest.mark.parametrize("bad", [0.0, 1.5, -0.1])
+def test_fractions_out_of_range(bad: float) -> None:
+    with pytest.raises(ValueError, match="fractions"):
+        nested_fractions(np.array([0, 1]), [bad])
+
+
+def test_validation_takes_a_fifth_of_each_class_but_never_all_of_it() -> None:
+    sizes = [1, 2, 3, 5, 10, 30]
+    labels = np.repeat(np.arange(6), sizes)
+    held = linear._validation(labels, 0)
+    assert np.bincount(labels[held], minlength=6).tolist() == [0, 1, 1, 1, 2, 6]
+
+
+# --- training
+
+
+@pytest.mark.parametrize("images", [40, 300])  # one short batch; one full and one short
+def test_sgd_matches_the_loop_reference(images: int) -> None:
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((images, 5)), rng.integers(0, 4, images)
+    lrs, epochs = [0.1, 2.0, 30.0], 3
+    generator = torch.Generator().manual_seed(7)
+    orders = [torch.randperm(images, generator=generator).tolist() for _ in range(epochs)]
+    batches = [[order[i : i + 256] for i in range(0, images, 256)] for order in orders]
+    got = fit(torch.from_numpy(x), torch.from_numpy(y), 4, lrs, epochs, seed=7)
+    for member, lr in zip(got.numpy(), lrs, strict=True):
+        weight, bias = sgd(x, y, 4, lr, batches)
+        np.testing.assert_allclose(member[:, :-1], weight, rtol=1e-9, atol=1e-11)
+        np.testing.assert_allclose(member[:, -1], bias, rtol=1e-9, atol=1e-11)
+
+
+def test_sgd_matches_torch() -> None:
+    torch.manual_seed(0)
+    x, y = torch.randn(600, 8, dtype=torch.float64), torch.randint(5, (600,))
+    layer = torch.nn.Linear(8, 5, dtype=torch.float64)
+    torch.nn.init.zeros_(layer.weight)
+    torch.nn.init.zeros_(layer.bias)
+    optimiser = torch.optim.SGD(layer.parameters(), lr=3.0, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=12)
+    generator = torch.Generator().manual_seed(3)
+    for _ in range(4):
+        for batch in torch.randperm(600, generator=generator).split(256):
+            optimiser.zero_grad()
+            torch.nn.functional.cross_entropy(layer(x[batch]), y[batch]).backward()
+            optimiser.step()
+            schedule.step()
+    weight = fit(x, y, 5, [3.0], 4, seed=3)
+    torch.testing.assert_close(weight[0, :, :-1], layer.weight.data)
+    torch.testing.assert_close(weight[0, :, -1], layer.bias.data)
+    torch.testing.assert_close(predict(weight, x)[0], layer(x).data)
+
+
+def test_members_of_the_grid_do_not_touch_each_other() -> None:
+    x, y = (torch.from_numpy(a) for a in blobs(0))
+    together = fit(x, y, 6, [1.0, 1e38, 10.0], 5, seed=0)
+    assert not together[1].isfinite().all()
+    for n, lr in [(0, 1.0), (2, 10.0)]:
+        torch.testing.assert_close(together[n], fit(x, y, 6, [lr], 5, seed=0)[0], rtol=1e-4, atol=1e-4)
+
+
+# --- the probe
+
+
+def test_separable_classes_reach_100() -> None:
+    result = linear_probe(*blobs(0, noise=0.05), *blobs(1, noise=0.05), **QUICK)
+    assert list(result) == ["100", "50", "20"]
+    for scores in result.values():
+        assert (scores["top1"], scores["top5"]) == (100, 100)
+        assert scores["lr"] in QUICK["lrs"]
+        assert scores["epochs"] in QUICK["epochs"]
+
+
+def test_random_labels_stay_at_chance() -> None:
+    """10 classes, 2000 test images: five standard deviations of a binomial around 10 % and 50 %."""
+    rng = np.random.default_rng(0)
+    x, y = rng.standard_normal((2, 2000, 8)).astype(np.float32), rng.integers(0, 10, (2, 2000))
+    scores = linear_probe(x[0], y[0], x[1], y[1], fractions=[20], **QUICK)["20"]
+    assert abs(scores["top1"] - 10) < 100 * 5 * math.sqrt(0.1 * 0.9 / 2000)
+    assert abs(scores["top5"] - 50) < 100 * 5 * math.sqrt(0.5 * 0.5 / 2000)
+
+
+def test_top_accuracies_against_sorted_logits() -> None:
+    rng = np.random.default_rng(0)
+    logits, y = rng.standard_normal((200, 9)), rng.integers(-1, 9, 200)
+    order = np.argsort(-logits, axis=1)
+    got = linear._accuracy(torch.from_numpy(logits), torch.from_numpy(y))
+    assert got[0] == pytest.approx(100 * np.mean([y[i] == order[i, 0] for i in range(200)]))
+    assert got[1] == pytest.approx(100 * np.mean([y[i] in order[i, :5] for i in range(200)]))
+
+
+def test_same_seed_same_numbers() -> None:
+    data = (*blobs(0, noise=2), *blobs(1, noise=2))
+    first = linear_probe(*data, seed=3, **QUICK)
+    assert linear_probe(*data, seed=3, **QUICK) == first
+    assert linear_probe(*data, seed=4, **QUICK) != first
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_test_labels_and_features_cannot_influence_the_choice(seed: int) -> None:
+    train, (test_x, test_y) = blobs(0, noise=2), blobs(1, noise=2)
+    rng = np.random.default_rng(seed)
+    plain = linear_probe(*train, test_x, test_y, **QUICK)
+    permuted = linear_probe(*train, rng.permutation(test_x), rng.permutation(test_y), **QUICK)
+    assert permuted["100"]["top1"] < plain["100"]["top1"]
+    for percent in plain:
+        assert [permuted[percent][k] for k in ("lr", "epochs")] == [plain[percent][k] for k in ("lr", "epochs")]
+
+
+def test_choice_is_the_best_on_validation() -> None:
+    """Against the grid trained member by member (few enough rates that none is dropped on the way)."""
+    x, labels = blobs(0, noise=2, images=40)
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    held = np.isin(np.arange(len(x)), linear._validation(labels, 0))
+    tx, ty = torch.from_numpy(x), torch.from_numpy(labels)
+    accuracy = {}
+    for lr in QUICK["lrs"]:
+        for epochs in QUICK["epochs"]:
+            logits = predict(fit(tx[~held], ty[~held], 6, [lr], epochs, 0), tx[held])[0]
+            accuracy[lr, epochs] = np.mean(logits.argmax(1).numpy() == labels[held])
+    assert len(set(accuracy.values())) > 1
+    scores = linear_probe(x, labels, *blobs(1), fractions=[100], **QUICK)["100"]
+    assert accuracy[scores["lr"], scores["epochs"]] == max(accuracy.values())
+
+
+def test_fractions_use_their_own_labels_only() -> None:
+    """Images outside the 20 % can hold anything."""
+    (x, y), test = blobs(0, noise=2), blobs(1, noise=2)
+    outside = np.setdiff1d(np.arange(len(y)), nested_fractions(y, [0.2])[0.2])
+    other = x.copy()
+    other[outside] = 1000
+    first = linear_probe(x, y, *test, fractions=[20], **QUICK)
+    assert linear_probe(other, y, *test, fractions=[20], **QUICK) == first
+
+
+def test_divergent_settings_lose() -> None:
+    """Softmax gradients are bounded, so it takes a rate beyond float32 to overflow."""
+    scores = linear_probe(*blobs(0), *blobs(1), fractions=[100], lrs=(1e39, 10.0, 1e40), epochs=(10,))["100"]
+    assert scores["lr"] == 10
+    assert scores["top1"] > 90
+
+
+def test_every_setting_diverges() -> None:
+    with pytest.raises(FineSightError, match="diverged at every setting"):
+        linear_probe(*blobs(0), *blobs(1), lrs=(1e39, 1e40), epochs=(10,))
+
+
+def test_logits_that_are_not_finite_are_never_right() -> None:
+    logits = torch.full((4, 3), float("nan"))
+    assert linear._accuracy(logits, torch.zeros(4, dtype=torch.long)) == (0, 0)
+
+
+def test_one_image_per_class_falls_back_on_the_papers_setting() -> None:
+    scores = linear_probe(*blobs(0, images=5, noise=0.05), *blobs(1, noise=0.05), fractions=[20], **QUICK)["20"]
+    assert (scores["lr"], scores["epochs"]) == linear.UNCHOSEN
+    assert scores["top1"] == 100
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_scale_of_the_features_does_not_matter(normalise: bool) -> None:
+    (x, y), (test_x, test_y) = blobs(0, noise=1), blobs(1, noise=1)
+    plain = linear_probe(x, y, test_x, test_y, normalise=normalise, **QUICK)
+    scaled = linear_probe(x * 1024, y, test_x * 1024, test_y, normalise=normalise, **QUICK)
+    assert scaled == plain
+
+
+def test_normalising_takes_the_length_out() -> None:
+    """Classes that differ in length alone: only the probe that sees lengths can tell them."""
+    direction = np.random.default_rng(0).standard_normal((200, 1)).astype(np.float32) * 0.01 + 1
+    y = np.arange(200) % 2
+    x = direction * np.where(y, 3, 1)[:, None].astype(np.float32) * np.ones((1, 4), dtype=np.float32)
+    assert linear_probe(x, y, x, y, fractions=[100], normalise=False, **QUICK)["100"]["top1"] == 100
+    assert linear_probe(x, y, x, y, fractions=[100], normalise=True, **QUICK)["100"]["top1"] < 80
+
+
+def test_zero_features_two_classes_and_labels_with_gaps() -> None:
+    x, y = blobs(0, classes=2, noise=0.05)
+    x[0] = 0
+    gaps = np.where(y == 0, 17, 90_000)
+    scores = linear_probe(x, gaps, x, gaps, fractions=[100], **QUICK)["100"]
+    assert scores["top1"] >= 97.5
+    assert scores["top5"] == 100
+
+
+def test_unlabelled_are_left_out_and_unknown_test_classes_are_wrong() -> None:
+    (x, y), (test_x, test_y) = blobs(0, noise=0.05), blobs(1, noise=0.05)
+    test_y[:30] = -1
+    test_y[-9:] = 1000
+    scores = linear_probe(x, np.where(y == 2, -1, y), test_x, test_y, fractions=[100], **QUICK)["100"]
+    known = (test_y >= 0) & (test_y < 1000) & (test_y != 2)
+    assert scores["top1"] == pytest.approx(100 * known.sum() / (test_y >= 0).sum())
+
+
+def test_inputs_are_not_changed() -> None:
+    data = (*blobs(0), *blobs(1))
+    copies = [a.copy() for a in data]
+    linear_probe(*data, fractions=[50], **QUICK)
+    for now, before in zip(data, copies, strict=True):
+        np.testing.assert_array_equal(now, before)
+
+
+def test_progress_says_what_is_done() -> None:
+    said: list[str] = []
+    linear_probe(*blobs(0), *blobs(1), fractions=[50], progress=said.append, **QUICK)
+    assert said[0] == "linear probe, 50 % of the labels: choosing the learning rate, 5 epochs"
+    assert "fitting with learning rate" in said[-1]
+
+
+@pytest.mark.parametrize(
+    ("train_y", "test_y", "message"),
+    [
+        ([-1, -1, -1, -1], [0, 1, 0, 1], "no train image has one"),
+        ([0, 1, 0, 1], [-1, -1, -1, -1], "no test image has one"),
+        ([2, 2, -1, 2], [2, 0, 1, 1], "at least two classes"),
+        ([0, 1, 0, 1], [2, 3, -1, 2], "No class of the test images"),
+    ],
+)
+def test_labels_that_give_no_probe(train_y: list[int], test_y: list[int], message: str) -> None:
+    x = np.eye(4, dtype=np.float32)
+    with pytest.raises(FineSightError, match=re.escape(message)):
+        linear_probe(x, np.array(train_y), x, np.array(test_y), **QUICK)
+
+
+def test_features_that_are_not_finite() -> None:
+    (x, y), test = blobs(0), blobs(1)
+    x[3, 2] = np.nan
+    with pytest.raises(FineSightError, match="train features hold values that are not finite"):
+        linear_probe(x, y, *test, **QUICK)
+
+
+def test_labels_of_another_length() -> None:
+    x, y = blobs(0)
+    with pytest.raises(ValueError, match="test features"):
+        linear_probe(x, y, x, y[:-1], **QUICK)

@@ -1,0 +1,234 @@
+import re
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finesight.errors import FineSightError
+from finesight.evaluation import retrieval as module
+from finesight.evaluation.retrieval import neighbours, retrieval
+from reference.retrieval import ranking, retrieval_scores
+
+
+def check(features: np.ndarray, labels: list[int], **options: int) -> None:
+    got = retrieval(features.astype(np.float32), np.array(labels), **options)
+    want = retrieval_scores(features, labels)
+    assert got.hit1.tolist() == want["hit1"]
+    assert got.hit5.tolist() == want["hit5"]
+    np.testing.assert_allclose(got.ap, want["ap"], rtol=1e-13)
+    assert got.summary() == {
+        "rank1": pytest.approx(100 * np.mean(want["hit1"])),
+        "rank5": pytest.approx(100 * np.mean(want["hit5"])),
+        "mAP": pytest.approx(100 * np.mean(want["ap"])),
+        "queries": len(want["ap"]),
+        "lone": want["lone"],
+    }
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_random_features_match_the_loop_reference(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    labels = rng.integers(-1, 8, 60)  # -1: unlabelled
+    labels[:2] = 100, 101  # alone in their classes
+    features = rng.integers(-1000, 1000, (60, 12)) + 700 * np.eye(128)[labels][:, :12]
+    check(features.round(), labels.tolist())
+
+
+def test_by_hand() -> None:
+    angle = np.radians([0.0, 10.0, 20.0, 41.0])
+    features = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
+    scores = retrieval(features, np.array([0, 1, 0, 0]))
+    # 0: [b a a] (1/2 + 2/3)/2; 2: [b a a] the same; 3: [a b a] (1 + 2/3)/2
+    np.testing.assert_allclose(scores.ap, [7 / 12, 7 / 12, 5 / 6])
+    assert scores.hit1.tolist() == [False, False, True]
+    assert scores.hit5.all()
+    assert (scores.queries, scores.lone) == (3, 1)
+    assert scores.rank1 == pytest.approx(100 / 3)
+    assert scores.mAP == pytest.approx(200 / 3)
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.data())
+def test_small_cases_full_of_ties(data: st.DataObject) -> None:
+    """Axis-parallel vectors of several lengths (cosines exactly -1, 0, 1), zero vectors and copies too."""
+    n = data.draw(st.integers(3, 12))
+    features = np.zeros((n, 3))
+    for i in range(n):
+        features[i, data.draw(st.integers(0, 2))] = data.draw(st.sampled_from([-3, 0, 1, 2, 5]))
+    labels = data.draw(st.lists(st.integers(-1, 3), min_size=n, max_size=n))
+    known = [label for label in labels if label >= 0]
+    if len(set(known)) < 2 or len(set(known)) == len(known):
+        with pytest.raises(FineSightError):
+            retrieval(features.astype(np.float32), np.array(labels))
+        return
+    check(features, labels, chunk=data.draw(st.integers(1, n + 1)))
+
+
+def test_copies_tie_and_rank_by_index() -> None:
+    rng = np.random.default_rng(0)
+    features = np.repeat(rng.standard_normal((5, 300)), 7, axis=0).astype(np.float32)
+    nearest, cosine = neighbours(features, [0, 10, 34], 8)
+    assert nearest[0, :6].tolist() == [1, 2, 3, 4, 5, 6]
+    assert nearest[1, :6].tolist() == [7, 8, 9, 11, 12, 13]
+    assert nearest[2, :6].tolist() == [28, 29, 30, 31, 32, 33]
+    assert (cosine[:, :6] == cosine[:, :1]).all()
+
+
+def test_collapsed_features_rank_by_index() -> None:
+    labels = [0, 1] * 6
+    check(np.ones((12, 4)), labels)
+
+
+def test_zero_feature_is_like_nothing_and_finite() -> None:
+    features = np.array([[0, 0], [1, 0], [2, 0], [-1, 0]], dtype=np.float32)
+    check(features, [0, 0, 1, 1])
+    nearest, cosine = neighbours(features, [0, 1], 3)
+    assert nearest.tolist() == [[1, 2, 3], [2, 0, 3]]
+    assert cosine.tolist() == [[0, 0, 0], [1, 0, -1]]
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1.0, 1e30])
+def test_length_of_features_does_not_matter(scale: float) -> None:
+    rng = np.random.default_rng(1)
+    features = rng.standard_normal((40, 6)) * rng.uniform(0.1, 9, (40, 1))
+    labels = rng.integers(0, 4, 40)
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    got = retrieval((features * scale).astype(np.float32), labels)
+    np.testing.assert_array_equal(got.ap, retrieval(unit.astype(np.float32), labels).ap)
+
+
+@pytest.mark.parametrize("gallery_bytes", [1, 5000, module.GALLERY_BYTES])
+def test_chunks_change_nothing(gallery_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bit for bit, though near-copies differ by less than float32 summation error would."""
+    rng = np.random.default_rng(2)
+    features = (rng.standard_normal((1, 512)) + 1e-6 * rng.standard_normal((150, 512))).astype(np.float32)
+    features[100:] = features[:50]
+    labels = rng.integers(0, 9, 150)
+    whole = retrieval(features, labels)
+    monkeypatch.setattr(module, "GALLERY_BYTES", gallery_bytes)
+    for chunk in (1, 2, 7, 64, 149, 150, 1000):
+        part = retrieval(features, labels, chunk=chunk)
+        assert part.summary() == whole.summary()
+        np.testing.assert_array_equal(part.ap, whole.ap)
+
+
+def similarities(unit: torch.Tensor) -> np.ndarray:
+    out = torch.empty(len(unit), len(unit), dtype=torch.float64)
+    module._similarities(unit, unit, out)
+    return out.numpy()
+
+
+def test_similarities_are_exact() -> None:
+    rng = np.random.default_rng(3)
+    unit = module._unit(rng.standard_normal((6, 2048)).astype(np.float32))
+    got = similarities(unit)
+    whole = [[int(v * 2**24) for v in row] for row in unit.double().numpy()]
+    want = [[sum(a * b for a, b in zip(p, q, strict=True)) for q in whole] for p in whole]
+    assert [[int(v * 2.0**48) for v in row] for row in got] == want
+    np.testing.assert_allclose(np.diag(got), 1, atol=1e-6)
+
+
+def test_rounding_is_as_fine_as_float32() -> None:
+    rng = np.random.default_rng(4)
+    features = rng.standard_normal((50, 2048))
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    exact = module._unit(features.astype(np.float32))
+    assert np.abs(similarities(exact) - unit @ unit.T).max() < 2e-7
+
+
+def test_unlabelled_images_take_no_part() -> None:
+    rng = np.random.default_rng(5)
+    features = rng.standard_normal((30, 8)).astype(np.float32)
+    labels = rng.integers(0, 4, 30)
+    labels[::3] = -1
+    features[::3] = features[1]  # would be everyone's neighbour
+    kept = labels >= 0
+    np.testing.assert_array_equal(retrieval(features, labels).ap, retrieval(features[kept], labels[kept]).ap)
+
+
+def test_two_images_of_one_class_among_others_with_n_of_three() -> None:
+    features = np.array([[1, 0], [0, 1], [1, 1]], dtype=np.float32)
+    scores = retrieval(features, np.array([4, 4, 9]))
+    assert scores.ap.tolist() == [0.5, 0.5]
+    assert (scores.rank1, scores.rank5, scores.lone) == (0, 100, 1)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        ([-1, -1, -1], "no image has one"),
+        ([3, 3, -1], "all 2 labelled images are of one class"),
+        ([0, 1, -1], "each of the 2 classes has one"),
+        ([0, 1, 2], "each of the 3 classes has one"),
+    ],
+)
+def test_labels_that_give_no_score(labels: list[int], message: str) -> None:
+    with pytest.raises(FineSightError, match=re.escape(message)):
+        retrieval(np.eye(3, dtype=np.float32), np.array(labels))
+
+
+def test_two_images() -> None:
+    with pytest.raises(FineSightError, match="one class"):
+        retrieval(np.eye(2, dtype=np.float32), np.array([0, 0]))
+    with pytest.raises(FineSightError, match="at least two images"):
+        retrieval(np.eye(2, dtype=np.float32), np.array([0, 1]))
+    assert neighbours(np.eye(2, dtype=np.float32), [0, 1], 5)[0].tolist() == [[1], [0]]
+
+
+def test_no_images() -> None:
+    with pytest.raises(FineSightError, match="no image has one"):
+        retrieval(np.empty((0, 4), dtype=np.float32), np.empty(0, dtype=np.int64))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_features_that_are_not_finite(bad: float) -> None:
+    features = np.ones((4, 3), dtype=np.float32)
+    features[2, 1] = bad
+    with pytest.raises(FineSightError, match="not finite"):
+        retrieval(features, np.array([0, 0, 1, 1]))
+
+
+def test_labels_of_another_length() -> None:
+    with pytest.raises(ValueError, match="4 features"):
+        retrieval(np.ones((4, 3), dtype=np.float32), np.array([0, 1]))
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_neighbours_match_the_reference_ranking(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    features = rng.integers(-9, 9, (25, 5))
+    queries = [24, 0, 7]
+    nearest, cosine = neighbours(features.astype(np.float32), queries, 6)
+    for row, query in zip(nearest, queries, strict=True):
+        assert row.tolist() == ranking(features, query, list(range(25)))[:6]
+    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
+    want = np.stack([unit[row] @ unit[query] for row, query in zip(nearest, queries, strict=True)])
+    np.testing.assert_allclose(cosine, want, atol=1e-6)
+
+
+def test_memory_stays_bounded() -> None:
+    """A quarter of 20 000 images as queries (for time): their similarities together would take 800 MB."""
+    script = """
+import resource, numpy as np
+from finesight.evaluation.retrieval import retrieval
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+rng = np.random.default_rng(0)
+features, labels = rng.standard_normal((20_000, 8)).astype("f4"), np.arange(20_000)
+labels[:5000] = np.arange(5000) % 100
+retrieval(features[:100], np.arange(100) % 2)
+before = peak()
+assert retrieval(features, labels).queries == 5000
+print(peak() - before)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 400  # MB
+
+
+def test_neighbours_of_nothing() -> None:
+    nearest, cosine = neighbours(np.eye(4, dtype=np.float32), [], 3)
+    assert nearest.shape == cosine.shape == (0, 3)
+    assert neighbours(np.empty((0, 4), dtype=np.float32), [], 3)[0].shape == (0, 0)
