@@ -23,6 +23,16 @@ from finesight.training.run import RunFolder
 WARN_AFTER = 20  # steps: a fresh projection head needs a few to spread out
 
 
+class StepEnd(L.Callback):
+    """On every rank, before the other callbacks: Lightning calls the module's own hook only after them."""
+
+    def on_train_batch_end(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        pl_module.finish_step(batch)
+
+
 class Journal(L.Callback):
     """Writes metrics, warns once about collapse, runs validation at the end of every few epochs."""
 
@@ -35,7 +45,7 @@ class Journal(L.Callback):
         validate: Callable[[], dict[str, float]] | None,
         validate_every: int,
     ) -> None:
-        self.log, self.console, self.log_every = log, console, log_every
+        self.record, self.console, self.log_every = log, console, log_every
         self.validate, self.validate_every = validate, validate_every
         self.warned = False
 
@@ -49,7 +59,7 @@ class Journal(L.Callback):
         if self.validate is not None and self._validation_due(done, per_epoch, pl_module.config.epochs):
             values |= self.validate()
         if step % self.log_every == 0 or done % per_epoch == 0:
-            self.log.write(step, done / per_epoch, values)
+            self.record.write(step, done / per_epoch, values)
         if not self.warned and done >= WARN_AFTER and (warning := collapse_warning(values)):
             self.warned = True
             self.console.print(f"[yellow]{warning}[/yellow]")

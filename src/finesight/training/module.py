@@ -74,7 +74,8 @@ class TrainingModule(L.LightningModule):
             group["lr"] = group["base_lr"] * factor
         self.objective.before_step()
 
-    def on_train_batch_end(self, outputs: Any, batch: Batch, batch_idx: int) -> None:
+    def finish_step(self, batch: Batch) -> None:
+        """After the optimiser step and before anything reads the state (see StepEnd)."""
         self.objective.after_step(self._outcome)
         del self._outcome
         self.steps.fill_(batch.step + 1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import warnings
 from collections.abc import Callable
@@ -24,7 +25,7 @@ from finesight.errors import FineSightError
 from finesight.evaluation.features import extract
 from finesight.evaluation.retrieval import retrieval
 from finesight.training.batches import Batches
-from finesight.training.callbacks import Checkpointer, Journal, ProgressBar
+from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepEnd
 from finesight.training.checkpoints import checkpoints, load_checkpoint
 from finesight.training.metrics import MetricsLog, metric_series
 from finesight.training.module import TrainingModule
@@ -198,6 +199,7 @@ def _fit(
 def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
     """Lightning sees one long epoch: where an epoch of the data ends is ours to know (see Batches)."""
     several = runtime.devices * runtime.nodes > 1
+    logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
     return L.Trainer(
         accelerator=runtime.accelerator,
@@ -210,6 +212,7 @@ def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
         gradient_clip_val=config.optim.clip,
         logger=False,
         enable_checkpointing=False,
+        callbacks=[StepEnd()],
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,
