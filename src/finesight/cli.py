@@ -11,7 +11,7 @@ from typing import Annotated, Any
 import typer
 
 from finesight import __version__
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, Interrupted
 from finesight.nn.pooling_config import POOLINGS
 
 app = typer.Typer(
@@ -230,9 +230,9 @@ def inspect(data: Annotated[str, typer.Argument(help="A folder of images, a list
 @app.command()
 def lookalikes(
     out: Annotated[Path, typer.Argument(help="A new folder.")],
-    species: Annotated[int | None, typer.Option(help="[default: 20]")] = None,
-    train_per_species: Annotated[int | None, typer.Option(help="[default: 60]")] = None,
-    test_per_species: Annotated[int | None, typer.Option(help="[default: 20]")] = None,
+    species: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
+    train_per_species: Annotated[int | None, typer.Option(help="[default: 12]")] = None,
+    test_per_species: Annotated[int | None, typer.Option(help="[default: 10]")] = None,
     size: Annotated[int | None, typer.Option(help="Pixels.  [default: 96]")] = None,
     seed: Annotated[int | None, typer.Option(help="[default: 0]")] = None,
 ) -> None:
@@ -319,6 +319,9 @@ def main() -> None:
     except FineSightError as error:
         print(f"finesight: {error}", file=sys.stderr)
         raise SystemExit(2) from None
+    except Interrupted as stop:
+        print(f"finesight: {stop}", file=sys.stderr)
+        raise SystemExit(stop.exit_code) from None
 
 
 if __name__ == "__main__":

@@ -86,21 +86,20 @@ def build_config(overrides: dict[str, Any]) -> TrainConfig:
     """The recipe's defaults with ``overrides`` (nested, or dotted keys) on top; errors name every bad key at once."""
     values = nested(overrides)
     chosen = recipe(str(values.get("method", "lcr")))
-    rationale = values.get("rationale") or {}
-    if not isinstance(rationale, dict):
-        raise FineSightError(f"'rationale' must be a table of settings, not {rationale!r}.")
+    rationale, objective = _settings(values, "rationale"), _settings(values, "objective")
     if chosen.rationale:
         reading = rationale.get("reading", "finesight")
-        if reading not in READINGS:
+        if reading not in tuple(READINGS):
             raise FineSightError(f"There is no reading {reading!r}. There are: {', '.join(READINGS)}.")
-        base = READINGS[reading]
-        values["rationale"] = {**base.model_dump(), **rationale}
-        objective = dict(values.get("objective") or {})
-        values["objective"] = {"projector": base.projector, **objective}
+        rationale = {**READINGS[reading].model_dump(), **rationale}
+        values["rationale"] = rationale
+        values["objective"] = {"projector": rationale["projector"], **objective}
     elif rationale:
         raise FineSightError(
             f"Method {values['method']!r} has no rationale, yet these were set: {', '.join(rationale)}."
         )
+    else:
+        values["rationale"] = None  # an empty table is not one to train by
     return validated(TrainConfig, **values)
 
 
@@ -116,15 +115,30 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
     """{'views.resolution': 112} -> {'views': {'resolution': 112}}; nested tables are merged."""
     tree: dict[str, Any] = {}
     for key, value in flat.items():
-        *folders, leaf = key.split(".")
+        *folders, leaf = str(key).split(".")
         here = tree
         for folder in folders:
-            here = here.setdefault(folder, {})
+            here = _table(here, folder)
         if isinstance(value, dict):
-            here.setdefault(leaf, {}).update(nested(value))
+            _table(here, leaf).update(nested(value))
         else:
             here[leaf] = value
     return tree
+
+
+def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
+    """The table under ``key``; a plain value there gives way to one."""
+    if not isinstance(tree.get(key), dict):
+        tree[key] = {}
+    table: dict[str, Any] = tree[key]
+    return table
+
+
+def _settings(values: dict[str, Any], name: str) -> dict[str, Any]:
+    table = values.get(name) or {}
+    if not isinstance(table, dict):
+        raise FineSightError(f"'{name}' must be a table of settings, not {table!r}.")
+    return table
 
 
 def explain(error: ValidationError) -> str:

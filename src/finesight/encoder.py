@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Self
+from typing import Literal, Self
 
 import numpy as np
 import torch
@@ -122,9 +121,11 @@ class Encoder(nn.Module):
         """Features under each of ``poolings`` and the attention map.
 
         One image at a time on the CPU: kernels chosen by batch size would otherwise change a feature's last bits with
-        its batch-mates. On a GPU the batch goes through as it is.
+        its batch-mates. On a GPU the batch goes through as it is, and so it does for the reading ``released``, whose
+        masks are meant to depend on the batch.
         """
-        pieces = torch.split(views, 1 if self.device.type == "cpu" else len(views))
+        together = self.device.type != "cpu" or self._mask_range == "batch"
+        pieces = torch.split(views, len(views) if together else 1)
         encoded = [self._encode(piece.to(self.device), poolings) for piece in pieces]
         features = {name: torch.cat([e.features[name] for e in encoded]).cpu() for name in poolings}
         return Encoded(features, torch.cat([e.attention for e in encoded]).cpu())
@@ -139,10 +140,14 @@ class Encoder(nn.Module):
         return Encoded(features, mask)
 
     def mask(self, phi: Tensor) -> Tensor:
-        """A' of Eq. 8, always over the image alone. (N, C, H, W) -> (N, H, W)"""
+        """A' of Eq. 8. (N, C, H, W) -> (N, H, W)"""
         if self.branch is None or self.config.rationale is None:
             return attention_mask(energy_map(phi))
-        return attention_mask(self.branch(phi), divisor=self.config.rationale.mask_divisor)
+        return attention_mask(self.branch(phi), over=self._mask_range, divisor=self.config.rationale.mask_divisor)
+
+    @property
+    def _mask_range(self) -> Literal["image", "batch"]:
+        return self.config.rationale.mask_range if self.config.rationale is not None else "image"
 
     # --- on disk --------------------------------------------------------------------------------------------------
 
@@ -150,7 +155,9 @@ class Encoder(nn.Module):
         """A folder with JSON and safetensors, put into place in one move."""
         folder = Path(folder)
         folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = Path(tempfile.mkdtemp(prefix=f".{folder.name}-", dir=folder.parent))
+        scratch = folder.with_name(f".{folder.name}.tmp")
+        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
+        scratch.mkdir()
         try:
             (scratch / CONFIG).write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
             save_file({k: v.contiguous().cpu() for k, v in self.state_dict().items()}, scratch / WEIGHTS)

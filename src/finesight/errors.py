@@ -7,3 +7,11 @@ class FineSightError(Exception):
 
 class SkipImage(Exception):
     """One file that cannot be used; the message is the reason that goes into ``skipped.csv``."""
+
+
+class Interrupted(Exception):
+    """The user stopped the run (Ctrl-C, SIGTERM); everything is saved."""
+
+    def __init__(self, number: int, message: str) -> None:
+        super().__init__(message)
+        self.exit_code = 128 + number  # as a shell reports a process ended by that signal

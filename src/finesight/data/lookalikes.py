@@ -72,9 +72,9 @@ class LookalikesConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    species: int = Field(20, ge=2, le=100)
-    train_per_species: int = Field(60, ge=1)
-    test_per_species: int = Field(20, ge=1)
+    species: int = Field(100, ge=2, le=200)
+    train_per_species: int = Field(12, ge=1)
+    test_per_species: int = Field(10, ge=1)
     size: int = Field(96, ge=32, le=1024)
     seed: int = 0
 
@@ -223,15 +223,15 @@ def _background(habitat: int, size: int, rng: np.random.Generator) -> Image.Imag
 
     Patches, not one tint: two crops of an image then share only part of its background, as in photographs.
     """
-    import os as _os
-    patches = int(rng.integers(*map(int,_os.environ.get('PATCH','16,33').split(','))))
-    kinds = np.where(rng.random(patches) < float(_os.environ.get('HAB','0.3')), habitat, rng.integers(len(HABITATS), size=patches))
+    patches = int(rng.integers(16, 33))
+    kinds = np.where(rng.random(patches) < 0.3, habitat, rng.integers(len(HABITATS), size=patches))
     small = size // SUPERSAMPLE  # soft stuff: fine detail is drawn over it
+    kind = kinds[_patchwork(small, patches, rng)]
+    shade = rng.uniform(0.7, 1.2, patches)[_patchwork(small, patches, rng)]
     pixels = np.zeros((small, small, 3))
-    nearest = _patchwork(small, patches, rng)
-    for patch, kind in enumerate(kinds):
-        here = nearest == patch
-        pixels[here] = _texture(int(kind), small, rng)[here]
+    for texture in np.unique(kind):
+        pixels[kind == texture] = _texture(int(texture), small, rng)[kind == texture]
+    pixels *= shade[..., None]
     canvas = Image.fromarray(pixels.clip(0, 255).astype(np.uint8)).resize((size, size), Image.Resampling.BILINEAR)
     brush = ImageDraw.Draw(canvas)
     for _ in range(int(rng.integers(0, 5))):
@@ -264,7 +264,7 @@ def _texture(habitat: int, size: int, rng: np.random.Generator) -> NDArray[np.fl
         angle, waves = rng.uniform(0, np.pi), rng.uniform(3, 14)
         y, x = np.mgrid[0:size, 0:size] / size
         mix = 0.5 * mix + 0.25 * (1 + np.sin(2 * np.pi * waves * (x * np.cos(angle) + y * np.sin(angle))))
-    return np.asarray((near + (far - near) * mix[..., None]) * rng.uniform(0.75, 1.2))
+    return np.asarray(near + (far - near) * mix[..., None])
 
 
 def _twig(brush: ImageDraw.ImageDraw, colour: NDArray[np.float64], size: int, rng: np.random.Generator) -> None:
@@ -321,7 +321,7 @@ def _draw_all(root: Path, config: LookalikesConfig) -> None:
 
 
 def _name(species: int) -> str:
-    return f"species-{species:02d}"
+    return f"species-{species:03d}"
 
 
 def open_lookalikes(root: Path) -> ImageSource:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -36,7 +36,7 @@ class MoCoConfig(BaseModel):
     projector: ProjectorName = "2-layer"
     temperature: float = Field(0.2, gt=0)
     momentum: float = Field(0.999, ge=0, le=1)
-    queue: int | Literal["auto"] = "auto"  # the paper: 65536
+    queue: PositiveInt | Literal["auto"] = "auto"  # the paper: 65536
     key_batch: int = Field(32, ge=2)  # in one process, keys are batch-normalised in shuffled groups of this size
 
 

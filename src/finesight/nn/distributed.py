@@ -28,6 +28,17 @@ def gather(x: Tensor) -> Tensor:
 
 
 @torch.no_grad()
+def mean_over_ranks(values: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Each scalar's mean over the ranks, in one message."""
+    _, processes = world()
+    if processes == 1:
+        return values
+    joined = torch.stack(list(values.values())).detach()
+    dist.all_reduce(joined)
+    return dict(zip(values, joined / processes, strict=True))
+
+
+@torch.no_grad()
 def shuffled_forward(
     network: Callable[[Tensor], Tensor], images: Tensor, generator: torch.Generator, group: int = 32
 ) -> Tensor:
@@ -43,8 +54,9 @@ def shuffled_forward(
         mine = order.view(processes, -1)[rank]
         outputs = gather(network(joined[mine]))
     else:
-        pieces = max(2, round(len(joined) / group)) if len(joined) >= 4 else 1
-        outputs = torch.cat([network(joined[part]) for part in order.chunk(pieces)])
+        # batch norm cannot train on a single image, so no sub-batch has fewer than two
+        pieces = max(1, min(len(joined) // 2, max(2, round(len(joined) / group))))
+        outputs = torch.cat([network(joined[part]) for part in order.tensor_split(pieces)])
     restored = torch.empty_like(outputs)
     restored[order] = outputs
     return restored.view(processes, -1, *outputs.shape[1:])[rank]

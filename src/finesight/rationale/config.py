@@ -40,7 +40,7 @@ class RationaleConfig(BaseModel):
     nu: float = Field(1.0, ge=0)  # ν
     branch_lr: float | None = Field(1e-3, gt=0)  # its own Adam step; None = a part of the encoder's optimiser
     # inference: the mask A' and the feature (Eq. 8-9)
-    mask_range: Literal["image", "batch"] = "image"  # [9] "batch" exists for training-time study only
+    mask_range: Literal["image", "batch"] = "image"  # [9] "batch": a feature depends on its batch-mates
     mask_divisor: Literal["shifted_max", "max"] = "shifted_max"  # [10]
     pooling: PoolingName = "rationale"  # [11] sum or average differ by a constant: cosine does not see it
     # what surrounds it

@@ -12,16 +12,16 @@ def pooled_gradcam(phi: Tensor, pooled: Tensor, score: Tensor) -> Tensor:
     With u = mean_ij φ_ij and a score that sees only u, ∂s/∂φ_ij = (1/HW) ∂s/∂u in every cell: one backward through the
     head is enough, and no C×H×W gradient is kept. ``score`` is (N,): one scalar per image.
     """
-    (g,) = torch.autograd.grad(score.sum(), pooled, retain_graph=True)  # (N, C)
     cells = phi.shape[2] * phi.shape[3]
-    with torch.autocast(phi.device.type, enabled=False):
+    with torch.autocast(phi.device.type, enabled=False):  # the backward too: its products would be half precision
+        (g,) = torch.autograd.grad(score.sum(), pooled, retain_graph=True)  # (N, C)
         return torch.einsum("nc,nchw->nhw", _wide(g), _wide(phi)) / cells
 
 
 def map_gradcam(phi: Tensor, score: Tensor) -> Tensor:
     """The same from the gradient of the whole map, for pooling that is not an average. -> (N, H, W)"""
-    (g,) = torch.autograd.grad(score.sum(), phi, retain_graph=True)  # (N, C, H, W)
     with torch.autocast(phi.device.type, enabled=False):
+        (g,) = torch.autograd.grad(score.sum(), phi, retain_graph=True)  # (N, C, H, W)
         return (_wide(g) * _wide(phi)).sum(1)
 
 

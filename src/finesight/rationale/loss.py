@@ -15,6 +15,8 @@ from finesight.rationale.branch import FittingBranch
 from finesight.rationale.config import RationaleConfig
 from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
 
+FLAT = 1e-6  # a map whose spread is below this share of its maximum is constant up to rounding
+
 
 @dataclass(frozen=True)
 class RationaleOutcome:
@@ -46,10 +48,10 @@ def scaled_target(signed: Tensor, config: RationaleConfig) -> Tensor:
         return g / g.shape[0]
     if config.target_scale == "cells":
         return g * (g.shape[1] * g.shape[2])
-    if config.target_scale == "max":
-        return g / g.amax((1, 2), keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)
+    if config.target_scale in ("max", "std"):
+        g = g / g.amax((1, 2), keepdim=True).clamp(min=torch.finfo(g.dtype).tiny)
     if config.target_scale == "std":
-        return g / g.std((1, 2), keepdim=True, correction=0).clamp(min=torch.finfo(g.dtype).tiny)
+        g = g / g.std((1, 2), keepdim=True, correction=0).clamp(min=FLAT)
     return g
 
 
@@ -95,8 +97,9 @@ class Rationale(nn.Module):
     @torch.no_grad()
     def _health(self, loss: Tensor, target: Tensor, attention: Tensor) -> dict[str, Tensor]:
         """How far both maps are from saying nothing, in nats, and how spread the mask is (1 = uniform)."""
-        mask = attention_mask(attention, divisor=self.config.mask_divisor).flatten(1)
-        share = mask / mask.sum(1, keepdim=True).clamp(min=1e-12)
+        mask = attention_mask(attention).flatten(1)  # whatever the divisor: a share has no scale
+        total = mask.sum(1, keepdim=True)
+        share = torch.where(total > 0, mask / total, 1 / mask.shape[1])
         entropy = -(share * share.clamp(min=1e-12).log()).sum(1).mean() / math.log(max(2, share.shape[1]))
         return {
             "kl": loss.detach(),

@@ -1,4 +1,4 @@
-"""What happens around the steps: logging, progress, checkpoints, validation. Rank 0 only."""
+"""What happens around the steps: logging, progress, checkpoints, validation."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class StepEnd(L.Callback):
 
 
 class Journal(L.Callback):
-    """Writes metrics, warns once about collapse, runs validation at the end of every few epochs."""
+    """On rank 0: writes metrics, warns once about collapse, runs validation at the end of every few epochs."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class Journal(L.Callback):
 
 
 class ProgressBar(L.Callback):
-    """Images per second, time left, and the numbers worth watching."""
+    """On rank 0: images per second, time left, and the numbers worth watching."""
 
     def __init__(self, console: Console, total: int, start: int, batch: int) -> None:
         self.bar = Progress(
@@ -106,15 +106,17 @@ class ProgressBar(L.Callback):
 
 
 class Checkpointer(L.Callback):
-    """Saves every few minutes and at the end, always between two optimiser steps.
+    """Rank 0 saves every few minutes and at the end, always between two optimiser steps.
 
-    Ctrl-C (or SIGTERM) lets the step finish, saves and stops; a second one stops at once.
+    Ctrl-C (or SIGTERM) lets the step finish, saves and stops; a second one stops at once. It may reach one rank or all
+    of them, so after every update they agree whether to stop: a rank left alone would wait for the others for ever.
     """
 
     def __init__(self, run: RunFolder, minutes: float, total: int) -> None:
         self.run, self.seconds, self.total = run, minutes * 60, total
         self.last = time.monotonic()
         self.interrupted: int | None = None
+        self._received = 0
         self._previous: dict[int, Any] = {}
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
@@ -123,7 +125,7 @@ class Checkpointer(L.Callback):
                 self._previous[number] = signal.signal(number, self._interrupt)
 
     def _interrupt(self, number: int, frame: Any) -> None:
-        self.interrupted = number
+        self._received = number
         self._restore()
 
     def _restore(self) -> None:
@@ -138,7 +140,10 @@ class Checkpointer(L.Callback):
         between_updates = (batch_idx + 1) % trainer.accumulate_grad_batches != 0
         if between_updates and done != self.total:
             return
-        if self.interrupted or done == self.total or time.monotonic() - self.last >= self.seconds:
+        number = torch.tensor(self._received, device=pl_module.device)
+        self.interrupted = int(trainer.strategy.reduce(number, reduce_op="max")) or None
+        due = self.interrupted or done == self.total or time.monotonic() - self.last >= self.seconds
+        if due and trainer.is_global_zero:
             self._save(trainer, pl_module)
         if self.interrupted:
             trainer.should_stop = True
@@ -153,11 +158,10 @@ class Checkpointer(L.Callback):
         """Never replaces a good checkpoint by one with numbers that are not."""
         assert isinstance(pl_module, TrainingModule)
         self.last = time.monotonic()
-        state = pl_module.state_dict()
-        if not all(bool(torch.isfinite(value).all()) for value in state.values() if value.is_floating_point()):
+        if not pl_module.is_finite():
             return
         parts = {
-            "module": state,
+            "module": pl_module.state_dict(),
             "optimizer": trainer.optimizers[0].state_dict(),
             "precision": trainer.precision_plugin.state_dict(),
         }

@@ -19,6 +19,9 @@ def embedding_health(embedding: Tensor) -> dict[str, Tensor]:
     they are all the same. The effective rank is exp(entropy) of the normalised singular values (Roy & Vetterli, 2007).
     """
     z = embedding.float()
+    if not bool(torch.isfinite(z).all()):  # the SVD would fail before the loss can be reported as not a number
+        nothing = torch.full((), float("nan"), device=z.device)
+        return {"embedding_spread": nothing, "effective_rank": nothing}
     spread = z.std(0, correction=0).mean() * math.sqrt(z.shape[1])
     values = torch.linalg.svdvals(z)
     share = values / values.sum().clamp(min=1e-12)

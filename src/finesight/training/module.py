@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import lightning as L
@@ -13,6 +14,7 @@ from finesight.data.views import apply_views, sample_params
 from finesight.errors import FineSightError
 from finesight.methods.moco import MoCo
 from finesight.nn.backbone import Backbone
+from finesight.nn.distributed import gather, mean_over_ranks
 from finesight.nn.queue import automatic_queue
 from finesight.rationale.loss import Rationale
 from finesight.training.batches import Batch, step_generator
@@ -45,18 +47,15 @@ class TrainingModule(L.LightningModule):
         views = [apply_views(self.config.views, batch.canvas, params[batch.share]) for params in drawn]
         outcome = self.objective(views, generator)
         loss = contrast = outcome.loss.mean()
-        metrics = {
-            "contrastive": contrast.detach(),
-            **outcome.metrics,
-            **embedding_health(outcome.embedding.detach()),
-        }
+        metrics = {"contrastive": contrast, **outcome.metrics}
         if self.rationale is not None:
             fitted = self.rationale(outcome)
             loss = self.rationale.config.lam * contrast + self.rationale.config.nu * fitted.loss
             metrics |= fitted.metrics
         self._outcome = outcome
-        self.metrics = {"loss": loss.item(), **{name: value.item() for name, value in metrics.items()}}
-        if not torch.isfinite(loss):
+        metrics = {**mean_over_ranks({"loss": loss, **metrics}), **embedding_health(gather(outcome.embedding))}
+        self.metrics = {name: value.item() for name, value in metrics.items()}
+        if not math.isfinite(self.metrics["loss"]):  # on every rank at once
             raise FineSightError(f"The loss is not a number at step {batch.step}.")
         total: Tensor = loss
         return total
@@ -80,6 +79,11 @@ class TrainingModule(L.LightningModule):
         del self._outcome
         self.steps.fill_(batch.step + 1)
         self.metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+
+    def is_finite(self) -> bool:
+        """Whether every weight is a number."""
+        values = (value for value in self.state_dict().values() if value.is_floating_point())
+        return all(bool(torch.isfinite(value).all()) for value in values)
 
     def configure_optimizers(self) -> SgdAdam:
         return self.optimizer

@@ -12,7 +12,6 @@ from finesight.config import TrainConfig, build_config, flat, read_yaml, write_y
 from finesight.errors import FineSightError
 
 CONTENTS = (
-    "config.yaml",
     "metrics.csv",
     "tensorboard",
     "checkpoints",
@@ -21,7 +20,9 @@ CONTENTS = (
     "skipped.csv",
     "report.html",
     "evaluation.json",
+    "config.yaml",  # last: while it is there, what is left of the others is a run's
 )
+BEGINNINGS = (".lock", ".config.yaml.tmp")  # what a run killed at once leaves
 
 
 class RunFolder:
@@ -39,17 +40,11 @@ class RunFolder:
         self.evaluation = root / "evaluation.json"
 
     def enter(self, config: TrainConfig, *, restart: bool) -> None:
-        """Make the folder ready: new, continued (same configuration) or, when asked, begun anew."""
-        if self.root.exists() and not self.root.is_dir():
-            raise FineSightError(f"{self.root} is a file: --out must be a folder.")
-        if restart:
-            self._clear()
-        if self.config_file.exists():
+        """Make the locked folder ready: new, continued (same configuration) or, when asked, begun anew."""
+        if self.config_file.exists() and not restart:
             self._require_same(config)
             return
-        if self.root.exists() and any(p.name != ".lock" for p in self.root.iterdir()):
-            raise FineSightError(f"{self.root} is not empty and holds no run: give --out a new folder.")
-        self.root.mkdir(parents=True, exist_ok=True)
+        self._clear()
         scratch = self.root / ".config.yaml.tmp"
         write_yaml(config, scratch)
         scratch.replace(self.config_file)
@@ -61,9 +56,14 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Two processes must not train in one folder."""
-        self.root.mkdir(parents=True, exist_ok=True)
-        with (self.root / ".lock").open("w") as handle:
+        """Two processes must not train in one folder, and none in a folder that is not a run's."""
+        self._refuse_foreign()
+        try:
+            self.root.mkdir(parents=True, exist_ok=True)
+            handle = (self.root / ".lock").open("w")
+        except OSError as error:
+            raise FineSightError(f"--out {self.root} cannot be written to: {error}") from error
+        with handle:
             try:
                 fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
@@ -71,6 +71,21 @@ class RunFolder:
                     f"Another process is training in {self.root}: wait for it or use another --out."
                 ) from None
             yield
+
+    def _refuse_foreign(self) -> None:
+        """Nothing of another program's is written to or removed, --restart or not."""
+        if self.root.exists() and not self.root.is_dir():
+            raise FineSightError(f"{self.root} is a file: --out must be a folder.")
+        names = {path.name for path in self.root.iterdir()} if self.root.exists() else set()
+        if not names <= {*BEGINNINGS} and not self._is_run():
+            raise FineSightError(f"{self.root} is not empty and holds no run: give --out a new folder.")
+
+    def _is_run(self) -> bool:
+        """By what config.yaml says: other programs have files of that name too."""
+        try:
+            return {"data", "method", "objective"} <= read_yaml(self.config_file).keys()
+        except FineSightError:
+            return False
 
     def _clear(self) -> None:
         """Remove what a run writes, and nothing else."""

@@ -21,7 +21,7 @@ from finesight.console import console
 from finesight.data.cache import DecodedCache, cache_side, open_cache, write_skipped
 from finesight.data.sources import open_source
 from finesight.encoder import Encoder, EncoderConfig
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.features import extract
 from finesight.evaluation.retrieval import retrieval
 from finesight.training.batches import Batches
@@ -45,19 +45,12 @@ LOGGED = (
 LOGGED_RATIONALE = ("kl", "kl_target_uniform", "kl_attention_uniform", "mask_entropy")
 
 
-class Interrupted(Exception):
-    """The user stopped the run; everything is saved."""
-
-    def __init__(self, number: int) -> None:
-        super().__init__(number)
-        self.exit_code = 128 + number
-
-
 def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False) -> RunFolder:
     """Train as configured into ``out``; the same call continues an unfinished run."""
     runtime = runtime or RuntimeConfig()
     run = RunFolder(out)
     main = _is_main_process()
+    console.quiet = not main
     with run.locked() if main else contextlib.nullcontext():
         if main:
             run.enter(config, restart=restart)
@@ -157,6 +150,7 @@ def _fit(
         processes=processes,
     )
     saver = Checkpointer(run, runtime.checkpoint_minutes, batches.total)
+    watchers: list[L.Callback] = [saver]
     log = None
     if main:
         console.print(f"{module.objective.backbone.load_report}; {len(images)} images, {batches.total} steps.")
@@ -165,21 +159,22 @@ def _fit(
         names = [*LOGGED, *(LOGGED_RATIONALE if config.rationale else ()), *VALIDATION_NAMES]
         log = MetricsLog(run.metrics_file, names, run.root / "tensorboard", start)
         validate = _validator(config, run, module, cache, held_out)
-        trainer.callbacks += [  # type: ignore[attr-defined]
-            Journal(
-                log,
-                console,
-                log_every=runtime.log_every,
-                validate=validate,
-                validate_every=config.validation.every,
-            ),
-            saver,
-        ]
+        journal = Journal(
+            log,
+            console,
+            log_every=runtime.log_every,
+            validate=validate,
+            validate_every=config.validation.every,
+        )
+        watchers.insert(0, journal)  # a saved step is a logged one
         if runtime.progress:
-            trainer.callbacks.append(ProgressBar(console, batches.total, start, config.batch))  # type: ignore[attr-defined]
+            watchers.append(ProgressBar(console, batches.total, start, config.batch))
+    trainer.callbacks += watchers  # type: ignore[attr-defined]
     try:
         if len(batches):
             trainer.fit(module, batches)
+        if not module.is_finite():
+            raise FineSightError("The weights are not numbers after the last step.")
     except FineSightError as error:
         found_files = checkpoints(run.checkpoints)
         newest = found_files[-1] if found_files else "none was written yet"
@@ -190,8 +185,9 @@ def _fit(
     finally:
         if log is not None:
             log.close()
-    if saver.interrupted is not None:
-        raise Interrupted(saver.interrupted)
+    if saver.interrupted is not None and main:
+        steps = f"{int(module.steps)} of {batches.total} steps"
+        raise Interrupted(saver.interrupted, f"Stopped after {steps}; all is saved. The same command continues.")
     if main:
         _save_encoder(config, run, module)
 

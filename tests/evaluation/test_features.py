@@ -1,0 +1,79 @@
+"""Features extracted from the cache: in the order asked for, whatever the pieces; masks where the encoder looks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+import finesight
+from finesight.api import frozen
+from finesight.data.cache import DecodedCache, cache_side, open_cache
+from finesight.data.sources import open_source
+from finesight.encoder import Encoder
+from finesight.evaluation import features as module
+from finesight.evaluation.features import extract, object_masks
+from finesight.nn.backbone_config import BackboneConfig
+
+
+@pytest.fixture(scope="module")
+def encoder(lcr: Path) -> Encoder:
+    return finesight.load(lcr)
+
+
+@pytest.fixture(scope="module")
+def cache(birds: Path) -> DecodedCache:
+    return open_cache(open_source(birds), cache_side(32), progress=False)
+
+
+@pytest.mark.parametrize("size", [1, 3, 5, 64])
+def test_pieces_do_not_matter(
+    encoder: Encoder, cache: DecodedCache, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    order = np.random.default_rng(0).permutation(len(cache))[:13]
+    monkeypatch.setattr(module, "BATCH", size)
+    found = extract(encoder, cache, order, ("rationale", "average"), progress=False)
+    for name in ("rationale", "average"):
+        expected = encoder.embed([cache.source.file(int(i)) for i in order], name).numpy()
+        assert np.array_equal(found.features[name], expected)
+    assert np.array_equal(found.attention, encoder.attend([cache.source.file(int(i)) for i in order]).numpy())
+    assert found.attention.shape == (13, 4, 4)
+
+
+def test_masks_are_cropped_as_the_encoder_crops(birds: Path, cache: DecodedCache) -> None:
+    """Drawn at 40 px, kept at 37, seen at 32: the mask picture goes the same way as the picture."""
+    chosen = np.arange(0, len(cache), 5)
+    for i, mask in zip(chosen, object_masks(cache, chosen, 32), strict=True):
+        picture = Image.open(birds / "masks" / str(cache.source.paths[i])).convert("L")
+        whole = np.asarray(picture.point(lambda v: 255 * (v > 0)).resize((37, 37), Image.Resampling.BILINEAR)) >= 128
+        assert mask is not None
+        assert mask.shape == (32, 32)
+        assert np.array_equal(mask, whole[2:34, 2:34])
+        assert 0 < mask.mean() < 1
+
+
+def test_the_mask_lies_on_the_view(tmp_path: Path) -> None:
+    """A white square on black, with itself as its mask: view and mask show it at the same place, for any shape."""
+    shapes = {"square": (37, 37), "wide": (90, 37), "tall": (37, 64), "large": (300, 200)}
+    for name, (width, height) in shapes.items():
+        pixels = np.zeros((height, width, 3), np.uint8)
+        pixels[height // 3 : height * 2 // 3, width // 3 : width * 2 // 3] = 255
+        Image.fromarray(pixels).save(tmp_path / f"{name}.png")
+    source = open_source(tmp_path)
+    source = replace(source, masks=source.paths)
+    cache = open_cache(source, 37, progress=False)
+    encoder = frozen(BackboneConfig(name="test_resnet", weights="random"), 32)
+    everything = np.arange(len(cache))
+    views = encoder.view(*cache.batch(everything))[:, 0].numpy()
+    for view, mask in zip(views, object_masks(cache, everything, 32), strict=True):
+        assert mask is not None
+        bright = view > (view.min() + view.max()) / 2
+        assert (bright != mask).mean() < 0.03
+
+
+def test_without_masks_there_are_none(unlabelled: Path) -> None:
+    cache = open_cache(open_source(unlabelled), 37, progress=False)
+    assert list(object_masks(cache, np.arange(3), 32)) == [None, None, None]

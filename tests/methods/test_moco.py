@@ -1,0 +1,321 @@
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from finesight.methods.moco import MoCo, MoCoConfig, info_nce
+from finesight.nn.backbone import Backbone, BackboneConfig
+from finesight.nn.distributed import gather, shuffled_forward, world
+from finesight.rationale.config import READINGS, ReadingName
+from finesight.rationale.gradcam import pooled_gradcam
+from finesight.rationale.loss import Rationale
+from reference.gradcam import average, cam, differences
+from reference.infonce import dot
+from reference.infonce import head as head_reference
+from reference.infonce import info_nce as info_nce_reference
+from reference.momentum import averaged
+from reference.rationale import branch as branch_reference
+from reference.rationale import kl as kl_reference
+from reference.rationale import target as target_reference
+
+
+def units(n: int, dim: int, seed: int = 0) -> Tensor:
+    generator = torch.Generator().manual_seed(seed)
+    return F.normalize(torch.randn(n, dim, dtype=torch.float64, generator=generator), dim=1)
+
+
+# --- InfoNCE ------------------------------------------------------------------------------------------------------
+
+
+@given(
+    n=st.integers(1, 4),
+    dim=st.integers(1, 6),
+    queue=st.integers(0, 9),
+    temperature=st.sampled_from([1e-3, 0.05, 0.2, 1.0, 10.0]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=100, deadline=None)
+def test_info_nce_against_loops(n: int, dim: int, queue: int, temperature: float, seed: int) -> None:
+    q, k = units(n, dim, seed), units(n, dim, seed + 1)
+    negatives = units(queue, dim, seed + 2) if queue else torch.zeros(0, dim, dtype=torch.float64)
+    loss, positive, negative = info_nce(q, k, negatives, temperature)
+    expected = info_nce_reference(q.numpy(), k.numpy(), negatives.numpy(), temperature)
+    np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-9, atol=1e-12 / temperature)
+    np.testing.assert_allclose(positive.numpy(), [dot(a, b) for a, b in zip(q.numpy(), k.numpy(), strict=True)])
+    assert negative.shape == (n, queue)
+    np.testing.assert_allclose(negative.numpy(), q.numpy() @ negatives.numpy().T)
+
+
+@pytest.mark.parametrize("temperature", [0.05, 0.2, 1.0])
+def test_info_nce_gradients_against_finite_differences(temperature: float) -> None:
+    q, k, queue = units(3, 4).requires_grad_(), units(3, 4, 1), units(7, 4, 2)
+    info_nce(q, k, queue, temperature)[0].sum().backward()
+    assert q.grad is not None
+    slope = differences(
+        lambda x: float(info_nce_reference(x, k.numpy(), queue.numpy(), temperature).sum()), q.detach().numpy()
+    )
+    np.testing.assert_allclose(q.grad.numpy(), slope, rtol=1e-6, atol=1e-7)
+
+
+def test_info_nce_is_cross_entropy_with_the_positive_first() -> None:
+    q, k, queue = units(5, 8), units(5, 8, 1), units(11, 8, 2)
+    logits = torch.cat([(q * k).sum(1, keepdim=True), q @ queue.T], 1) / 0.2
+    expected = F.cross_entropy(logits, torch.zeros(5, dtype=torch.long), reduction="none")
+    torch.testing.assert_close(info_nce(q, k, queue, 0.2)[0], expected, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-6])
+def test_info_nce_of_extreme_logits_in_single_precision(temperature: float) -> None:
+    """Logits of a million: neither overflow nor a wrong value, on the best and on the worst case."""
+    axes = torch.eye(3)
+    q = axes[:1].requires_grad_()
+    for key, negatives, expected in (
+        (axes[:1], -axes[:1].repeat(4, 1), 0.0),
+        (-axes[:1], axes[:1], 2 / temperature),
+        (axes[:1], axes[:1].repeat(9, 1), np.log(10)),
+    ):
+        loss, _, _ = info_nce(q, key, negatives, temperature)
+        (slope,) = torch.autograd.grad(loss.sum(), q)
+        assert loss.item() == pytest.approx(expected, rel=1e-5, abs=1e-5 + 1e-7 / temperature)
+        assert torch.isfinite(slope).all()
+
+
+# --- shuffled keys ------------------------------------------------------------------------------------------------
+
+
+def seeded(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+class Recorder:
+    """Answers with its input and remembers who came together."""
+
+    def __init__(self) -> None:
+        self.groups: list[list[int]] = []
+
+    def __call__(self, images: Tensor) -> Tensor:
+        self.groups.append(images[:, 0].long().tolist())
+        return images * 2
+
+
+@given(n=st.integers(1, 150), group=st.integers(2, 40), seed=st.integers(0, 100))
+@settings(max_examples=100, deadline=None)
+def test_keys_come_back_in_order_from_sub_batches_of_about_the_group(n: int, group: int, seed: int) -> None:
+    images, network = torch.arange(n, dtype=torch.float32)[:, None].repeat(1, 3), Recorder()
+    assert torch.equal(shuffled_forward(network, images, seeded(seed), group), images * 2)
+    assert sorted(chain(*network.groups)) == list(range(n))
+    sizes = [len(members) for members in network.groups]
+    assert max(sizes) - min(sizes) <= 1
+    if n >= 4:  # batch norm needs two images, and one group alone would hide nothing
+        assert min(sizes) >= 2
+        assert len(sizes) >= 2
+        assert max(sizes) <= 1.5 * group + 1
+    else:
+        assert len(sizes) == 1
+
+
+def test_order_depends_on_the_generator_alone() -> None:
+    groups = []
+    for seed, images, noise in ((3, torch.arange(20.0), 0), (3, torch.arange(20.0), 1), (4, torch.arange(20.0), 0)):
+        torch.manual_seed(noise)
+        network = Recorder()
+        shuffled_forward(network, torch.stack([images, torch.rand(20)], 1), seeded(seed), 8)
+        groups.append(network.groups)
+    assert groups[0] == groups[1]
+    assert groups[0] != groups[2]
+    assert list(chain(*groups[0])) != sorted(chain(*groups[0]))
+
+
+def test_batch_norm_sees_shuffled_sub_batches() -> None:
+    images = torch.randn(10, 3, dtype=torch.float64, generator=seeded(0))
+    norm = nn.BatchNorm1d(3, momentum=0.1).double()
+    keys = shuffled_forward(norm, images, seeded(5), group=5)
+    order = torch.randperm(10, generator=seeded(5)).numpy()
+    expected, mean, var = np.zeros((10, 3)), np.zeros(3), np.ones(3)
+    for members in np.array_split(order, 2):
+        x = images.numpy()[members]
+        expected[members] = (x - x.mean(0)) / np.sqrt(x.var(0) + 1e-5)
+        mean, var = 0.9 * mean + 0.1 * x.mean(0), 0.9 * var + 0.1 * x.var(0, ddof=1)
+    np.testing.assert_allclose(keys.numpy(), expected, rtol=1e-10)
+    np.testing.assert_allclose(norm.running_mean.numpy(), mean, rtol=1e-10, atol=1e-14)
+    np.testing.assert_allclose(norm.running_var.numpy(), var, rtol=1e-10)
+    assert not keys.requires_grad
+    assert not np.allclose(expected, nn.BatchNorm1d(3).double()(images).detach().numpy(), atol=0.1)
+
+
+def test_one_process_is_its_own_world() -> None:
+    x = torch.randn(3, 2, requires_grad=True)
+    assert world() == (0, 1)
+    assert torch.equal(gather(x), x)
+
+
+# --- the objective ------------------------------------------------------------------------------------------------
+
+
+def moco(queue: int = 13, **settings: object) -> MoCo:
+    """A tiny MoCo in float64 whose twin has already fallen behind."""
+    torch.manual_seed(0)
+    backbone = Backbone(BackboneConfig(name="test_resnet", weights="random"))
+    config = MoCoConfig.model_validate({"dim": 8, "hidden": 12, "momentum": 0.9, **settings})
+    objective = MoCo(backbone, config, queue).double()
+    with torch.no_grad():
+        for parameter in [*objective.key_backbone.parameters(), *objective.key_head.parameters()]:
+            parameter.add_(0.02 * torch.randn_like(parameter))
+    return objective
+
+
+def two_views(n: int = 6, side: int = 64) -> list[Tensor]:
+    return list(torch.randn(2, n, 3, side, side, dtype=torch.float64, generator=seeded(1)))
+
+
+def layers_of(head: nn.Module) -> list[tuple[np.ndarray, np.ndarray]]:
+    linear = [layer for layer in head if isinstance(layer, nn.Linear)]
+    return [(layer.weight.detach().numpy(), layer.bias.detach().numpy()) for layer in linear]
+
+
+def test_per_image_losses_against_loops_end_to_end() -> None:
+    objective, views = moco().eval(), two_views()
+    outcome = objective(views, seeded(0))
+    phi, key_phi = objective.backbone(views[0]).detach().numpy(), objective.key_backbone(views[1]).numpy()
+    q = head_reference(average(phi), layers_of(objective.head))
+    k = head_reference(average(key_phi), layers_of(objective.key_head))
+    expected = info_nce_reference(q, k, objective.queue.vectors.numpy(), 0.2)
+    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(outcome.embedding.detach().numpy(), q, rtol=1e-8)
+    np.testing.assert_allclose(outcome.target.numpy(), k, rtol=1e-8)
+    np.testing.assert_allclose(outcome.pooled.detach().numpy(), average(phi), rtol=1e-9)
+    assert outcome.positive is not None
+    np.testing.assert_allclose(outcome.positive.detach().numpy(), (q * k).sum(1), rtol=1e-8)
+    assert outcome.metrics["positive_similarity"].item() == pytest.approx((q * k).sum(1).mean())
+    negative = (q @ objective.queue.vectors.numpy().T).mean()
+    assert outcome.metrics["negative_similarity"].item() == pytest.approx(negative)
+    assert outcome.average_pooled
+    assert outcome.phi.shape == (6, 96, 2, 2)
+
+
+@pytest.mark.parametrize("reading", ["finesight", "paper"])
+def test_rationale_of_moco_against_loops_end_to_end(reading: ReadingName) -> None:
+    objective, config = moco().eval(), READINGS[reading].model_copy(update={"projections": 3})
+    rationale = Rationale(96, config).double()
+    outcome = objective(two_views(3), seeded(0))
+    result = rationale(outcome)
+    (slope,) = torch.autograd.grad(outcome.loss.sum(), outcome.phi)
+    phi = outcome.phi.detach().numpy()
+    target = target_reference(cam(phi, slope.numpy()), config.rectify, config.target_scale)
+    filters = rationale.branch.filters.weight.detach().numpy()[:, :, 0, 0]
+    attention = branch_reference(phi, filters, unit=config.input_norm == "l2")
+    np.testing.assert_allclose(result.target.numpy(), target, rtol=1e-8)
+    np.testing.assert_allclose(result.attention.numpy(), attention, rtol=1e-9)
+    expected = kl_reference(
+        target,
+        attention,
+        tau=config.tau,
+        over=config.softmax_over,
+        direction=config.divergence,
+        reduction=config.reduction,
+        attention_scale=config.attention_scale,
+    )
+    assert result.loss.item() == pytest.approx(expected, rel=1e-8)
+
+
+@pytest.mark.parametrize("projector", ["2-layer", "3-layer-bn"])
+def test_teacher_gets_no_gradient_and_every_online_weight_does(projector: str) -> None:
+    objective = moco(projector=projector)
+    outcome = objective(two_views(), seeded(0))
+    fitted = Rationale(96, READINGS["released"]).double()(outcome)
+    assert not outcome.target.requires_grad
+    assert not any(value.requires_grad for value in outcome.metrics.values())
+    (outcome.loss.mean() + fitted.loss).backward()
+    for name, parameter in objective.named_parameters():
+        teacher = name.startswith("key_")
+        assert parameter.requires_grad != teacher, name
+        assert (parameter.grad is None) == teacher, name
+
+
+def test_permuting_the_batch_permutes_the_losses() -> None:
+    objective, views = moco().eval(), two_views()
+    order = torch.tensor([4, 0, 5, 2, 1, 3])
+    straight = objective(views, seeded(0))
+    permuted = objective([view[order] for view in views], seeded(0))
+    torch.testing.assert_close(permuted.loss, straight.loss[order], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(permuted.target, straight.target[order], rtol=1e-9, atol=1e-12)
+    assert straight.loss.std() > 1e-4
+    config = READINGS["finesight"]
+    torch.manual_seed(0)
+    rationale = Rationale(96, config).double()
+    torch.testing.assert_close(rationale(permuted).target, rationale(straight).target[order], rtol=1e-6, atol=1e-9)
+
+
+def test_only_the_keys_norms_depend_on_the_step_seed() -> None:
+    views = two_views(8)
+    first, again, other = (moco()(views, seeded(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first.target, again.target)
+    assert torch.equal(first.embedding, other.embedding)
+    assert not torch.allclose(first.target, other.target)
+
+
+def test_key_branch_uses_its_own_norm_statistics_in_training() -> None:
+    objective, views = moco(), two_views()
+    online = {name: b.clone() for name, b in objective.backbone.named_buffers()}
+    twin = {name: b.clone() for name, b in objective.key_backbone.named_buffers()}
+    objective(views, seeded(0))
+    for name, before in twin.items():
+        seen = dict(objective.key_backbone.named_buffers())[name]
+        assert not torch.equal(seen, before)
+        if name.endswith("running_mean"):
+            assert not torch.equal(seen, dict(objective.backbone.named_buffers())[name])
+    assert not torch.equal(online["model.bn1.running_mean"], objective.backbone.model.bn1.running_mean)
+
+
+@pytest.mark.parametrize(("queue", "batch"), [(13, 6), (4, 6), (1, 5), (6, 6)])
+def test_a_step_moves_twin_and_queue(queue: int, batch: int) -> None:
+    objective = moco(queue)
+    pairs = [(objective.key_backbone, objective.backbone), (objective.key_head, objective.head)]
+    begun = [[p.numpy().copy() for p in twin.parameters()] for twin, _ in pairs]
+    statistics = {name: b.clone() for name, b in objective.key_backbone.named_buffers()}
+    objective.before_step()
+    for (twin, online), weights in zip(pairs, begun, strict=True):
+        for after, before, leader in zip(twin.parameters(), weights, online.parameters(), strict=True):
+            if after.ndim == 1:  # norms and biases are enough for the loops
+                np.testing.assert_allclose(after.numpy(), averaged([leader.detach().numpy()], before, 0.9), rtol=1e-12)
+            torch.testing.assert_close(after, 0.9 * torch.from_numpy(before) + 0.1 * leader.detach())
+    assert all(torch.equal(b, statistics[name]) for name, b in objective.key_backbone.named_buffers())
+    vectors = objective.queue.vectors.clone()
+    outcome = objective(two_views(batch), seeded(0))
+    assert torch.equal(objective.queue.vectors, vectors)
+    objective.after_step(outcome)
+    kept = min(queue, batch)
+    assert int(objective.queue.pointer) == batch % queue
+    newest = torch.roll(objective.queue.vectors, -(batch % queue), 0)[-kept:]
+    assert torch.equal(newest, outcome.target[-kept:])
+
+
+def test_head_and_gradcam_keep_single_precision_under_autocast() -> None:
+    objective = moco().float().eval()
+    views = [view.float() for view in two_views()]
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        outcome = objective(views, seeded(0))
+        signed = pooled_gradcam(outcome.phi, outcome.pooled, outcome.loss)
+    assert outcome.phi.dtype == torch.bfloat16
+    assert {outcome.loss.dtype, outcome.pooled.dtype, outcome.target.dtype, signed.dtype} == {torch.float32}
+    phi = outcome.phi.detach().double().requires_grad_()
+    q = F.normalize(objective.head.double()(phi.mean((2, 3))), dim=1)
+    loss, _, _ = info_nce(q, outcome.target.double(), objective.queue.vectors.double(), 0.2)
+    (slope,) = torch.autograd.grad(loss.sum(), phi)
+    exact = (slope * phi).sum(1).detach()
+    torch.testing.assert_close(outcome.loss.detach().double(), loss.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(signed.detach().double(), exact, rtol=0, atol=2e-5 * float(exact.abs().max()))
+
+
+@pytest.mark.parametrize("queue", [0, -5, 2.5, "many"])
+def test_a_queue_holds_at_least_one_key(queue: object) -> None:
+    with pytest.raises(ValidationError, match="queue"):
+        MoCoConfig.model_validate({"queue": queue})
+    assert MoCoConfig(queue=1).queue == 1
+    assert MoCoConfig().queue == "auto"

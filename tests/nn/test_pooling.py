@@ -1,0 +1,131 @@
+from itertools import product
+from typing import get_args
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from finesight.nn.pooling import attention_mask, energy_map, pool, pool_by_name, uses_rationale
+from finesight.nn.pooling_config import POOLINGS, PoolingName
+from reference.pooling import mask as mask_reference
+from reference.pooling import pooled as pooled_reference
+
+FORMS = list(product(["image", "batch"], ["shifted_max", "max"]))
+
+
+def random(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(("over", "divisor"), FORMS)
+@pytest.mark.parametrize("shift", [0.0, 9.0, -9.0], ids=["mixed", "all positive", "all negative"])
+def test_mask_against_loops(over: str, divisor: str, shift: float) -> None:
+    attention = random(3, 4, 5) + shift
+    mask = attention_mask(attention, over=over, divisor=divisor)
+    np.testing.assert_allclose(mask.numpy(), mask_reference(attention.numpy(), over=over, divisor=divisor), rtol=1e-12)
+
+
+@given(
+    rows=st.integers(1, 4),
+    columns=st.integers(1, 4),
+    shift=st.floats(-1e3, 1e3),
+    size=st.floats(1e-3, 1e3),
+    seed=st.integers(0, 100),
+)
+@settings(max_examples=60, deadline=None)
+def test_shifted_maximum_keeps_the_mask_between_zero_and_one(
+    rows: int, columns: int, shift: float, size: float, seed: int
+) -> None:
+    attention = random(2, rows, columns, seed=seed) * size + shift
+    mask = attention_mask(attention)
+    assert torch.isfinite(mask).all()
+    assert (mask >= 0).all()
+    assert (mask <= 1).all()
+    assert (mask.amin((1, 2)) == 0).all()
+    if rows * columns > 1:
+        assert (mask.amax((1, 2)) > 0.99).all()
+        assert torch.equal(mask.flatten(1).argmax(1), attention.flatten(1).argmax(1))
+
+
+def test_literal_divisor_turns_the_mask_over_where_all_of_it_is_negative() -> None:
+    attention = random(2, 3, 3) - 9
+    literal, shifted = attention_mask(attention, divisor="max"), attention_mask(attention)
+    assert (literal <= 0).all()
+    assert (shifted >= 0).all()
+    assert torch.equal(literal.flatten(1).argmin(1), shifted.flatten(1).argmax(1))
+
+
+def test_only_the_batch_range_sees_other_images() -> None:
+    attention = random(3, 4, 4) * torch.tensor([0.5, 1, 2]).view(3, 1, 1)
+    for i in range(3):
+        assert torch.equal(attention_mask(attention[i : i + 1])[0], attention_mask(attention)[i])
+    alone = attention_mask(attention[:1], over="batch")[0]
+    assert torch.equal(alone, attention_mask(attention)[0])
+    assert not torch.allclose(alone, attention_mask(attention, over="batch")[0])
+
+
+@pytest.mark.parametrize(("over", "divisor"), FORMS)
+@pytest.mark.parametrize("value", [0.0, 0.3, -2.0, 1e4])
+def test_constant_attention_is_plain_averaging(over: str, divisor: str, value: float) -> None:
+    mask = attention_mask(torch.full((2, 3, 3), value), over=over, divisor=divisor)
+    phi = random(2, 4, 3, 3).float()
+    assert not mask.any()
+    assert torch.isfinite(mask).all()
+    torch.testing.assert_close(pool(phi, mask), phi.mean((2, 3)))
+
+
+def test_one_constant_map_among_others_is_averaged_alone() -> None:
+    phi, mask = random(3, 4, 3, 3), random(3, 3, 3, seed=1).abs()
+    mask[1] = 0
+    expected = pooled_reference(phi.numpy(), mask.numpy() + (mask.sum((1, 2)) == 0).numpy()[:, None, None])
+    np.testing.assert_allclose(pool(phi, mask).numpy(), expected, rtol=1e-12)
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 3, 5), (2, 3, 1, 1)])
+def test_pooling_against_loops(shape: tuple[int, ...]) -> None:
+    phi, mask = random(*shape).abs() + 0.01, random(shape[0], *shape[2:], seed=1).abs()
+    plain = np.ones(mask.shape)
+    for weights, given_mask in ((plain, None), (mask.numpy(), mask)):
+        expected = pooled_reference(phi.numpy(), weights)
+        np.testing.assert_allclose(pool(phi, given_mask).numpy(), expected, rtol=1e-12)
+        expected = pooled_reference(phi.numpy(), weights, power=3.0)
+        np.testing.assert_allclose(pool(phi, given_mask, gem=True).numpy(), expected, rtol=1e-12)
+
+
+def test_gem_lies_between_mean_and_maximum_and_takes_blank_and_negative_maps() -> None:
+    phi = random(2, 5, 4, 4).abs()
+    gem = pool(phi, gem=True)
+    assert (gem > phi.mean((2, 3))).all()
+    assert (gem < phi.amax((2, 3))).all()
+    for odd in (torch.zeros(2, 5, 4, 4), -phi.float()):
+        assert torch.isfinite(pool(odd, gem=True)).all()
+        torch.testing.assert_close(pool(odd, gem=True), torch.full((2, 5), 1e-6), rtol=1e-3, atol=0)
+
+
+def test_a_peaked_mask_takes_one_cell() -> None:
+    phi, mask = random(2, 5, 4, 4).abs(), torch.zeros(2, 4, 4, dtype=torch.float64)
+    mask[0, 1, 2] = mask[1, 3, 0] = 0.7
+    expected = torch.stack([phi[0, :, 1, 2], phi[1, :, 3, 0]])
+    torch.testing.assert_close(pool(phi, mask), expected)
+    torch.testing.assert_close(pool(phi, mask, gem=True), expected)
+
+
+def test_energy_is_the_sum_over_channels() -> None:
+    phi = random(2, 5, 3, 4)
+    np.testing.assert_allclose(energy_map(phi).numpy(), np.sum(phi.numpy(), axis=1))
+
+
+def test_poolings_by_name() -> None:
+    phi, mask = random(2, 5, 3, 4).abs(), random(2, 3, 4, seed=1).abs()
+    energy = mask_reference(phi.numpy().sum(1), over="image", divisor="shifted_max")
+    weights = {"average": np.ones((2, 3, 4)), "energy": energy, "rationale": mask.numpy()}
+    assert get_args(PoolingName) == POOLINGS
+    for name in POOLINGS:
+        kind = "average" if name == "gem" else name.removesuffix("-gem")
+        expected = pooled_reference(phi.numpy(), weights[kind], power=3.0 if name.endswith("gem") else 1.0)
+        np.testing.assert_allclose(pool_by_name(name, phi, mask).numpy(), expected, rtol=1e-10)
+        assert uses_rationale(name) == (kind == "rationale")
+        if kind != "rationale":
+            assert torch.equal(pool_by_name(name, phi), pool_by_name(name, phi, mask))

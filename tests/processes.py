@@ -1,0 +1,173 @@
+"""The command line in real processes.
+
+``finesight(...)`` starts ``python -m finesight``, as a user does; importing torch takes it seconds. ``Command`` is a
+process forked from a server that has imported everything already: quick, yet as separate and as killable.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import multiprocessing
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from multiprocessing import forkserver
+from pathlib import Path
+
+# A network of a few thousand weights on 32 px with a 4×4 map: some 20 ms a step.
+TINY = (
+    *("--backbone", "test_resnet", "--weights", "random", "--resolution", "32", "--output-stride", "8"),
+    *("--batch", "8", "--projections", "4", "--log-every", "1", "--accelerator", "cpu", "--quiet"),
+)
+TIMEOUT = 180.0
+ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
+PRELOAD = ["pytest", "finesight.cli", "finesight.api", "finesight.embedding", "finesight.report.run_report"]
+
+
+@dataclass(frozen=True)
+class Finished:
+    """What a process left: its exit code (negative: the signal that ended it) and what it printed."""
+
+    code: int
+    out: str
+    err: str
+
+
+def environment(**more: str) -> dict[str, str]:
+    """One thread: sums in a fixed order, and no fight over the cores."""
+    return {**os.environ, **ONE_THREAD, **more}
+
+
+def finesight(*args: str | Path, **env: str) -> Finished:
+    """``python -m finesight ARGS`` to its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "finesight", *map(str, args)],
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT,
+        env=environment(**env),
+        check=False,
+    )
+    return Finished(done.returncode, done.stdout, done.stderr)
+
+
+def start_server() -> None:
+    """Unless it runs already. It reads the number of threads once, when it imports torch."""
+    before = dict(os.environ)
+    os.environ.update(ONE_THREAD)
+    try:
+        multiprocessing.get_context("forkserver").set_forkserver_preload(PRELOAD)
+        forkserver.ensure_running()
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def _run_cli(args: list[str], out: str, err: str, env: dict[str, str]) -> None:
+    for descriptor, file in ((1, out), (2, err)):
+        os.dup2(os.open(file, os.O_WRONLY), descriptor)
+    os.environ.clear()
+    os.environ.update(env)
+    sys.argv = ["finesight", *args]
+    from finesight.cli import main
+
+    main()
+
+
+class Command:
+    """``finesight ARGS``, running."""
+
+    def __init__(self, *args: str | Path, **env: str) -> None:
+        self._out, self._err = (_empty_file() for _ in range(2))
+        words = [str(arg) for arg in args]
+        start_server()
+        context = multiprocessing.get_context("forkserver")
+        self.process = context.Process(
+            target=_run_cli, args=(words, self._out, self._err, environment(**env)), daemon=True
+        )
+        self.process.start()
+
+    @property
+    def running(self) -> bool:
+        return self.process.is_alive()
+
+    def send(self, number: signal.Signals) -> None:
+        assert self.process.pid is not None
+        os.kill(self.process.pid, number)
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        """Wait for something that must happen while the command runs."""
+        deadline = time.monotonic() + TIMEOUT
+        while not condition():
+            if not self.running:
+                raise AssertionError(f"ended too early: {self.wait()}")
+            if time.monotonic() > deadline:
+                self.send(signal.SIGKILL)
+                raise AssertionError(f"waited in vain: {self.wait()}")
+            time.sleep(0.002)
+
+    def wait(self) -> Finished:
+        self.process.join(TIMEOUT)
+        late = self.running
+        if late:
+            self.process.kill()
+            self.process.join()
+        out, err = (Path(file).read_text() for file in (self._out, self._err))
+        for file in (self._out, self._err):
+            Path(file).unlink()
+        assert not late, f"took longer than {TIMEOUT} s:\n{out}\n{err}"
+        code = self.process.exitcode
+        assert code is not None
+        return Finished(code, out, err)
+
+
+def command(*args: str | Path, **env: str) -> Finished:
+    """``finesight ARGS`` to its end, quickly started."""
+    return Command(*args, **env).wait()
+
+
+def attempted(out: Path, *args: str | Path) -> Finished:
+    """``finesight train`` without the report: drawing it takes longer than the runs of these tests."""
+    running = Command("train", "--out", out, *args)
+    running.until(lambda: (out / "config.yaml").exists())
+    (out / "report.html").touch()
+    return running.wait()
+
+
+def trained(out: Path, *args: str | Path) -> Finished:
+    return succeeded(attempted(out, *args))
+
+
+def _empty_file() -> str:
+    handle, name = tempfile.mkstemp(prefix="finesight-test-")
+    os.close(handle)
+    return name
+
+
+def succeeded(done: Finished) -> Finished:
+    assert done.code == 0, f"exit code {done.code}\n{done.out}\n{done.err}"
+    return done
+
+
+def refused(done: Finished, *words: str) -> str:
+    """The message of a command that must end with exit code 2, a message that has ``words``, and no traceback."""
+    assert done.code == 2, f"exit code {done.code}\n{done.out}\n{done.err}"
+    assert "Traceback" not in done.err, done.err
+    message = " ".join(done.err.split())
+    for word in words:
+        assert word in message, f"{word!r} is not in: {message}"
+    assert done.out == ""
+    return message
+
+
+def rows(run: Path) -> list[dict[str, str]]:
+    """metrics.csv, read without FineSight."""
+    with contextlib.suppress(FileNotFoundError), (run / "metrics.csv").open(newline="") as stream:
+        return list(csv.DictReader(stream))
+    return []

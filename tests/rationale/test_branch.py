@@ -1,0 +1,106 @@
+import numpy as np
+import pytest
+import torch
+
+from finesight.rationale.branch import FittingBranch
+from finesight.rationale.config import RationaleConfig
+from reference.rationale import branch as branch_reference
+from reference.rationale import responses_statistics
+
+
+def make(channels: int = 6, **switches: object) -> FittingBranch:
+    torch.manual_seed(0)
+    return FittingBranch(channels, RationaleConfig.model_validate({"projections": 4, **switches})).double()
+
+
+def filters(branch: FittingBranch) -> np.ndarray:
+    return branch.filters.weight.detach().numpy()[:, :, 0, 0]
+
+
+@pytest.mark.parametrize("input_norm", ["none", "l2"])
+@pytest.mark.parametrize("shape", [(2, 6, 3, 4), (1, 6, 1, 1)])
+def test_maximum_over_the_projections(input_norm: str, shape: tuple[int, ...]) -> None:
+    branch = make(input_norm=input_norm)
+    phi = torch.randn(shape, dtype=torch.float64)
+    expected = branch_reference(phi.numpy(), filters(branch), unit=input_norm == "l2")
+    np.testing.assert_allclose(branch(phi).detach().numpy(), expected, rtol=1e-12)
+
+
+def test_responses_are_one_map_for_each_projection() -> None:
+    branch = make(input_norm="none")
+    phi = torch.randn(2, 6, 3, 4, dtype=torch.float64)
+    responses = branch.responses(phi)
+    assert responses.shape == (2, 4, 3, 4)
+    for k, filter_k in enumerate(filters(branch)):
+        alone = branch_reference(phi.numpy(), filter_k[None], unit=False)
+        np.testing.assert_allclose(responses[:, k].detach().numpy(), alone, rtol=1e-12)
+    assert torch.equal(branch(phi), responses.amax(1))
+
+
+def test_unit_input_ignores_how_strong_a_cell_is() -> None:
+    phi = torch.randn(2, 6, 3, 4, dtype=torch.float64)
+    strength = torch.rand(2, 1, 3, 4, dtype=torch.float64) + 0.1
+    unit, raw = make(input_norm="l2"), make(input_norm="none")
+    torch.testing.assert_close(unit(phi * strength), unit(phi), rtol=1e-12, atol=0)
+    assert not torch.allclose(raw(phi * strength), raw(phi))
+
+
+@pytest.mark.parametrize("training", [True, False])
+def test_batch_norm_form(training: bool) -> None:
+    """Convolution, BN, ReLU, then the maximum; the statistics of the batch in training, the kept ones after."""
+    branch = make(input_norm="none", branch_norm="batch").train(training)
+    assert branch.norm is not None
+    with torch.no_grad():
+        branch.norm.weight.uniform_(-1.5, 1.5)
+        branch.norm.bias.uniform_(-0.5, 0.5)
+        branch.norm.running_mean.uniform_(-0.2, 0.2)
+        branch.norm.running_var.uniform_(0.5, 2)
+    mean, var = branch.norm.running_mean.numpy().copy(), branch.norm.running_var.numpy().copy()
+    phi = torch.randn(3, 6, 4, 5, dtype=torch.float64)
+    if training:
+        mean, var = responses_statistics(phi.numpy(), filters(branch))
+    norm = {"mean": mean, "var": var, "weight": branch.norm.weight.detach().numpy()}
+    norm["bias"] = branch.norm.bias.detach().numpy()
+    expected = branch_reference(phi.numpy(), filters(branch), unit=False, norm=norm)
+    attention = branch(phi).detach().numpy()
+    np.testing.assert_allclose(attention, expected, rtol=1e-10, atol=1e-12)
+    assert attention.min() >= 0
+    assert (branch.responses(phi) == 0).any()
+
+
+def test_bare_form_has_filters_and_nothing_else() -> None:
+    branch = make(projections=3)
+    assert {name: tuple(p.shape) for name, p in branch.named_parameters()} == {"filters.weight": (3, 6, 1, 1)}
+    assert (make().responses(torch.randn(2, 6, 3, 3, dtype=torch.float64)) < 0).any()
+
+
+def test_only_the_winning_projection_learns_from_a_cell() -> None:
+    branch = make(input_norm="none")
+    phi = torch.randn(1, 6, 1, 1, dtype=torch.float64)
+    branch(phi).sum().backward()
+    assert branch.filters.weight.grad is not None
+    winner = int(branch.responses(phi)[0, :, 0, 0].argmax())
+    moved = branch.filters.weight.grad[:, :, 0, 0].abs().sum(1).nonzero().flatten().tolist()
+    assert moved == [winner]
+    assert torch.equal(branch.filters.weight.grad[winner], phi[0])
+
+
+def test_blank_cells_stay_finite() -> None:
+    branch = make(input_norm="l2")
+    phi = torch.zeros(2, 6, 3, 3, dtype=torch.float64, requires_grad=True)
+    attention = branch(phi)
+    attention.sum().backward()
+    assert torch.equal(attention, torch.zeros_like(attention))
+    assert torch.isfinite(phi.grad).all()
+    assert torch.isfinite(branch.filters.weight.grad).all()
+
+
+@pytest.mark.parametrize("switches", [{}, {"input_norm": "none", "branch_norm": "batch"}])
+def test_single_precision_under_autocast(switches: dict[str, object]) -> None:
+    torch.manual_seed(0)
+    branch = FittingBranch(256, RationaleConfig.model_validate(switches)).eval()
+    phi = torch.rand(2, 256, 3, 3).bfloat16()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        inside = branch(phi)
+    assert inside.dtype == torch.float32
+    assert torch.equal(inside, branch(phi.float()))

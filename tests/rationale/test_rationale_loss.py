@@ -1,0 +1,329 @@
+import math
+from itertools import product
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+from torch.nn import functional as F
+
+from finesight.methods.base import Outcome
+from finesight.rationale.config import READINGS, RationaleConfig, ReadingName
+from finesight.rationale.loss import Rationale, kl_from_uniform, rationale_kl, scaled_target, score_of
+from reference.gradcam import cam, differences
+from reference.pooling import mask as mask_reference
+from reference.rationale import branch as branch_reference
+from reference.rationale import divergence, softmax
+from reference.rationale import kl as kl_reference
+from reference.rationale import target as target_reference
+
+SCALES = ["batch_mean", "image", "cells", "max", "std"]
+TARGETS = list(product(["relu", "abs"], SCALES))
+
+
+def configured(**switches: object) -> RationaleConfig:
+    return RationaleConfig.model_validate(switches)
+
+
+def maps(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def hand_made(seed: int = 0, n: int = 2, c: int = 4, h: int = 2, w: int = 3, *, average: bool = True) -> Outcome:
+    """An outcome no objective made: a loss that is some smooth function of the pooled vector."""
+    generator = torch.Generator().manual_seed(seed)
+    phi = torch.rand(n, c, h, w, dtype=torch.float64, generator=generator).requires_grad_()
+    weights = torch.rand(h, w, dtype=torch.float64, generator=generator)
+    pooled = phi.mean((2, 3)) if average else (phi * weights).mean((2, 3))
+    direction = torch.randn(n, c, dtype=torch.float64, generator=generator)
+    unit = F.normalize(pooled, dim=1)
+    similarity = (unit * F.normalize(direction, dim=1)).sum(1)
+    loss = (1 - similarity).square() + torch.sin(3 * unit).sum(1)
+    return Outcome(loss, phi, pooled, unit, unit.detach(), positive=similarity, average_pooled=average)
+
+
+def fitted(config: RationaleConfig, channels: int = 4) -> Rationale:
+    torch.manual_seed(1)
+    return Rationale(channels, config).double()
+
+
+# --- the divergence -----------------------------------------------------------------------------------------------
+
+
+@given(
+    shape=st.tuples(st.integers(1, 3), st.integers(1, 4), st.integers(1, 4)),
+    tau=st.sampled_from([0.1, 0.4, 1.0, 3.0]),
+    over=st.sampled_from(["positions", "rows"]),
+    direction=st.sampled_from(["target_attention", "attention_target"]),
+    reduction=st.sampled_from(["mean", "sum", "elements"]),
+    attention_scale=st.sampled_from(["raw", "image", "batch"]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=120, deadline=None)
+def test_kl_against_loops(
+    shape: tuple[int, int, int], tau: float, over: str, direction: str, reduction: str, attention_scale: str, seed: int
+) -> None:
+    target, attention = maps(*shape, seed=seed).abs(), maps(*shape, seed=seed + 1)
+    config = configured(
+        tau=tau, softmax_over=over, divergence=direction, reduction=reduction, attention_scale=attention_scale
+    )
+    expected = kl_reference(
+        target.numpy(),
+        attention.numpy(),
+        tau=tau,
+        over=over,
+        direction=direction,
+        reduction=reduction,
+        attention_scale=attention_scale,
+    )
+    assert float(rationale_kl(target, attention, config)) == pytest.approx(expected, rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("direction", ["target_attention", "attention_target"])
+@pytest.mark.parametrize("over", ["positions", "rows"])
+def test_kl_is_zero_for_equal_maps_and_positive_for_others(direction: str, over: str) -> None:
+    config = configured(divergence=direction, softmax_over=over)
+    target = maps(2, 3, 4)
+    shift = torch.arange(2.0).view(2, 1, 1)  # a softmax does not see it
+    assert float(rationale_kl(target, target + shift, config)) == pytest.approx(0, abs=1e-14)
+    assert float(rationale_kl(target, maps(2, 3, 4, seed=1), config)) > 0.1
+
+
+def test_rows_only_compare_profiles_within_a_row() -> None:
+    config = configured(softmax_over="rows")
+    target = maps(2, 3, 4)
+    each_row = maps(2, 3, 1, seed=1)
+    assert float(rationale_kl(target, target + each_row, config)) == pytest.approx(0, abs=1e-14)
+    assert float(rationale_kl(target, target + each_row, configured())) > 0.1
+
+
+@pytest.mark.filterwarnings("ignore:reduction")
+def test_released_and_algorithm_forms_are_pytorch_calls() -> None:
+    """The calls of the public code and of Algorithm A1, written out."""
+    target, attention = maps(3, 4, 4).abs(), maps(3, 4, 4, seed=1)
+    shifted = attention - attention.min()
+    stretched = shifted / (1e-7 + shifted.max())
+    released = F.kl_div(F.log_softmax(stretched, -1), F.softmax(target, -1), reduction="sum")
+    torch.testing.assert_close(rationale_kl(target, attention, READINGS["released"]), released, rtol=1e-10, atol=0)
+    logs = F.log_softmax(attention.flatten(1) / 0.4, 1)
+    algorithm = F.kl_div(logs, F.softmax(target.flatten(1) / 0.4, 1), reduction="mean")
+    torch.testing.assert_close(
+        rationale_kl(target, attention, configured(reduction="elements")), algorithm, rtol=1e-10, atol=0
+    )
+
+
+# --- the target ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("rectify", "scale"), TARGETS)
+@pytest.mark.parametrize("size", [1.0, 1e-6, 1e4])
+def test_target_against_loops(rectify: str, scale: str, size: float) -> None:
+    signed = maps(3, 4, 5) * size
+    scaled = scaled_target(signed, configured(rectify=rectify, target_scale=scale))
+    np.testing.assert_allclose(scaled.numpy(), target_reference(signed.numpy(), rectify, scale), rtol=1e-10)
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_only_the_batch_mean_looks_at_other_images(scale: str) -> None:
+    signed, config = maps(3, 4, 5), configured(target_scale=scale)
+    alone = torch.cat([scaled_target(image[None], config) for image in signed])
+    together = scaled_target(signed, config)
+    torch.testing.assert_close(together * (3 if scale == "batch_mean" else 1), alone, rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize(("rectify", "scale"), TARGETS)
+@pytest.mark.parametrize("value", [0.0, 1e-30, -1e-4, 0.1, 100.0])
+@pytest.mark.parametrize("side", [1, 3])
+def test_maps_that_say_nothing_stay_finite(rectify: str, scale: str, value: float, side: int) -> None:
+    """Constant or blank maps (a map of one cell is always constant) are uniform targets, in single precision too."""
+    for switches in ({}, {"attention_scale": "image"}, {"divergence": "attention_target"}, {"softmax_over": "rows"}):
+        config = configured(rectify=rectify, target_scale=scale, **switches)
+        signed = torch.full((2, side, side), value, requires_grad=True)
+        attention = torch.full((2, side, side), 0.3, requires_grad=True)
+        loss = rationale_kl(scaled_target(signed, config), attention, config)
+        loss.backward()
+        assert float(loss.detach()) == pytest.approx(0, abs=1e-6)
+        assert torch.isfinite(attention.grad).all()
+        assert torch.isfinite(signed.grad).all()
+
+
+def test_literal_scale_leaves_a_uniform_target_and_the_maximum_does_not() -> None:
+    """Why the reading ``finesight`` exists: G of a batch-mean loss is too small for its softmax to say anything."""
+    signed = maps(128, 7, 7) * 1e-2  # of the size GradCAM has per image
+    literal = scaled_target(signed, READINGS["paper"])
+    scaled = scaled_target(signed, READINGS["finesight"])
+    assert float(kl_from_uniform(literal, 0.4)) < 1e-7
+    assert float(kl_from_uniform(scaled, 0.4)) > 0.1
+
+
+# --- the whole ----------------------------------------------------------------------------------------------------
+
+
+def expected_loss(
+    phi: np.ndarray, attended: np.ndarray, slope: np.ndarray, filters: np.ndarray, config: RationaleConfig
+) -> float:
+    """L_KL by loops; the target is made of ``phi``, the attention of ``attended``."""
+    target = target_reference(cam(phi, slope), config.rectify, config.target_scale)
+    attention = branch_reference(attended, filters, unit=config.input_norm == "l2")
+    return kl_reference(
+        target,
+        attention,
+        tau=config.tau,
+        over=config.softmax_over,
+        direction=config.divergence,
+        reduction=config.reduction,
+        attention_scale=config.attention_scale,
+    )
+
+
+CASES = {
+    "finesight": READINGS["finesight"],
+    "paper": READINGS["paper"],
+    "released, bare branch": READINGS["released"].model_copy(update={"branch_norm": "none"}),
+    "negative": configured(score="negative_loss", rectify="relu", attention_scale="image"),
+    "positive": configured(score="positive", target_scale="cells", detach_target=False, encoder_gradient=1.0),
+    "std": configured(target_scale="std", detach_target=False, encoder_gradient=0.0),
+}
+
+
+@pytest.mark.parametrize("average", [True, False], ids=["pooled gradient", "map gradient"])
+@pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
+def test_rationale_of_any_objective_with_its_gradients(config: RationaleConfig, average: bool) -> None:
+    """A hand-made outcome is enough; loss and gradient are those of the loops and of finite differences."""
+    config = config.model_copy(update={"projections": 3})
+    outcome = hand_made(average=average)
+    rationale = fitted(config)
+    result = rationale(outcome)
+    score = {"loss": outcome.loss, "negative_loss": -outcome.loss, "positive": outcome.positive}[config.score]
+    (slope,) = (g.numpy() for g in torch.autograd.grad(score.sum(), outcome.phi, retain_graph=True))
+    phi = outcome.phi.detach().numpy()
+    filters = rationale.branch.filters.weight.detach().numpy()[:, :, 0, 0]
+    assert result.loss.item() == pytest.approx(expected_loss(phi, phi, slope, filters, config), rel=1e-9)
+    np.testing.assert_allclose(
+        result.target.numpy(), target_reference(cam(phi, slope), config.rectify, config.target_scale), rtol=1e-9
+    )
+
+    gradient, of_filters = torch.autograd.grad(result.loss, [outcome.phi, rationale.branch.filters.weight])
+    through_attention = differences(lambda x: expected_loss(phi, x, slope, filters, config), phi)
+    through_target = differences(lambda x: expected_loss(x, phi, slope, filters, config), phi)
+    expected = config.encoder_gradient * through_attention + (0 if config.detach_target else through_target)
+    np.testing.assert_allclose(gradient.numpy(), expected, rtol=1e-5, atol=1e-6 * abs(expected).max() + 1e-10)
+    some = filters[:2]
+    nudged = differences(lambda w: expected_loss(phi, phi, slope, np.concatenate([w, filters[2:]]), config), some)
+    np.testing.assert_allclose(
+        of_filters[:2, :, 0, 0].numpy(), nudged, rtol=1e-5, atol=1e-6 * abs(of_filters.numpy()).max()
+    )
+
+
+def test_average_pooled_false_takes_the_gradient_of_the_whole_map() -> None:
+    honest = hand_made(average=False)
+    claimed = Outcome(honest.loss, honest.phi, honest.pooled, honest.embedding, honest.target, average_pooled=True)
+    config = configured(target_scale="image")
+    right, wrong = fitted(config)(honest).target, fitted(config)(claimed).target
+    (slope,) = torch.autograd.grad(honest.loss.sum(), honest.phi)
+    torch.testing.assert_close(right, (slope * honest.phi).sum(1).abs().detach(), rtol=1e-10, atol=0)
+    assert not torch.allclose(right, wrong, rtol=0.05)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 1.0])
+def test_exactly_the_configured_share_reaches_the_encoder(share: float) -> None:
+    whole = hand_made()
+    full = fitted(configured(encoder_gradient=1.0))
+    everything, all_filters = torch.autograd.grad(full(whole).loss, [whole.phi, full.branch.filters.weight])
+    part = fitted(configured(encoder_gradient=share))
+    result = part(whole)
+    gradient, filters = torch.autograd.grad(result.loss, [whole.phi, part.branch.filters.weight])
+    assert everything.abs().max() > 1e-4
+    assert torch.equal(gradient, share * everything)
+    assert torch.equal(filters, all_filters)
+    assert torch.equal(result.loss, full(whole).loss)
+
+
+def test_detached_target_stops_one_of_two_ways() -> None:
+    switches = {"encoder_gradient": 1.0, "target_scale": "cells"}
+    gradients = []
+    for share, detached in ((1.0, True), (1.0, False), (0.0, False), (0.0, True)):
+        outcome = hand_made()
+        rationale = fitted(configured(**switches | {"encoder_gradient": share, "detach_target": detached}))
+        gradients.append(torch.autograd.grad(rationale(outcome).loss, outcome.phi)[0])
+    through_attention, both, through_target, none = gradients
+    torch.testing.assert_close(through_attention + through_target, both, rtol=1e-10, atol=1e-14)
+    assert through_target.abs().max() > 1e-4
+    assert not none.any()
+
+
+def test_objective_still_trains_after_the_rationale() -> None:
+    first, second = hand_made(), hand_made()
+    result = fitted(configured(encoder_gradient=0.0))(first)
+    assert not result.target.requires_grad
+    assert not result.attention.requires_grad
+    (first.loss.mean() + result.loss).backward()
+    second.loss.mean().backward()
+    torch.testing.assert_close(first.phi.grad, second.phi.grad, rtol=1e-12, atol=0)
+
+
+def test_scores() -> None:
+    outcome = hand_made()
+    assert score_of(outcome, configured(score="loss")) is outcome.loss
+    assert torch.equal(score_of(outcome, configured(score="negative_loss")), -outcome.loss)
+    assert score_of(outcome, configured(score="positive")) is outcome.positive
+    plain = Outcome(outcome.loss, outcome.phi, outcome.pooled, outcome.embedding, outcome.target)
+    with pytest.raises(ValueError, match="no positive logit"):
+        score_of(plain, configured(score="positive"))
+
+
+@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("blank", [False, True])
+def test_every_reading_is_finite_under_autocast_and_on_blank_maps(reading: ReadingName, blank: bool) -> None:
+    torch.manual_seed(0)
+    raw = torch.zeros(4, 8, 3, 3) if blank else torch.rand(4, 8, 3, 3)
+    phi = raw.bfloat16().requires_grad_()
+    rationale = Rationale(8, READINGS[reading])
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        pooled = phi.mean((2, 3), dtype=torch.float32)
+        result = rationale(Outcome((pooled - 0.3).square().sum(1), phi, pooled, pooled, pooled))
+    assert {result.loss.dtype, result.target.dtype, result.attention.dtype} == {torch.float32}
+    result.loss.backward()
+    for tensor in (result.loss, phi.grad, *(p.grad for p in rationale.parameters()), *result.metrics.values()):
+        assert torch.isfinite(tensor).all()
+
+
+# --- health -------------------------------------------------------------------------------------------------------
+
+
+def test_kl_from_uniform_against_loops() -> None:
+    attention = maps(3, 4, 5)
+    uniform = np.full(20, 1 / 20)
+    expected = np.mean([divergence(softmax(image.numpy().ravel(), 0.4), uniform) for image in attention])
+    assert float(kl_from_uniform(attention, 0.4)) == pytest.approx(expected, rel=1e-10)
+    assert float(kl_from_uniform(torch.full((2, 3, 3), 7.0), 0.4)) == pytest.approx(0, abs=1e-6)
+    peak = torch.zeros(1, 3, 3).index_fill(1, torch.tensor(0), 0)
+    peak[0, 1, 1] = 1000
+    assert float(kl_from_uniform(peak, 0.4)) == pytest.approx(math.log(9))
+
+
+@pytest.mark.parametrize("divisor", ["shifted_max", "max"])
+@pytest.mark.parametrize("shift", [-50.0, 0.0, 50.0])
+def test_mask_entropy_is_a_share_of_the_uniform_one(divisor: str, shift: float) -> None:
+    outcome = hand_made()
+    rationale = fitted(configured(mask_divisor=divisor))
+    attention = maps(3, 3, 4) + shift
+    entropy = float(rationale._health(outcome.loss.mean(), maps(3, 3, 4).abs(), attention)["mask_entropy"])
+    masks = mask_reference(attention.numpy(), over="image", divisor="shifted_max")
+    shares = [m.ravel() / m.sum() for m in masks]
+    expected = np.mean([-sum(p * math.log(p) for p in share if p > 0) for share in shares]) / math.log(12)
+    assert entropy == pytest.approx(expected, rel=1e-6)
+    assert 0 < entropy < 1
+
+
+def test_mask_entropy_at_its_ends() -> None:
+    rationale = fitted(configured())
+    peak = torch.zeros(1, 3, 4)
+    peak[0, 1, 2] = 1
+    for attention, expected in ((peak, 0.0), (torch.full((1, 3, 4), 0.3), 1.0)):
+        metrics = rationale._health(torch.tensor(0.5), peak, attention)
+        assert float(metrics["mask_entropy"]) == pytest.approx(expected, abs=1e-6)
+        assert set(metrics) == {"kl", "kl_target_uniform", "kl_attention_uniform", "mask_entropy"}
+        assert float(metrics["kl"]) == 0.5

@@ -1,0 +1,276 @@
+"""The named readings, and that every open point of the paper is a switch that does what its name says."""
+
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from pydantic import ValidationError
+from torch import Tensor
+from torch.nn import functional as F
+
+from finesight.config import build_config
+from finesight.encoder import Encoder, EncoderConfig
+from finesight.evaluation.evaluate import _probe_unit
+from finesight.methods.base import Outcome
+from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.pooling import attention_mask, pool
+from finesight.rationale.config import READINGS, RationaleConfig, ReadingName
+from finesight.rationale.loss import Rationale
+from finesight.training.batches import Batch
+from finesight.training.module import TrainingModule
+
+DOCUMENT = Path(__file__).parents[2] / "docs" / "readings.md"
+
+# The table of ambiguities: row -> field -> the values its readings name.
+ROWS: dict[int, dict[str, list[Any]]] = {
+    1: {"score": ["loss", "positive", "negative_loss"], "rectify": ["relu", "abs"]},
+    2: {"divergence": ["attention_target", "target_attention"]},
+    3: {"branch_norm": ["none", "batch"]},
+    4: {"attention_scale": ["raw", "image", "batch"]},
+    5: {"softmax_over": ["positions", "rows"]},
+    6: {"tau": [0.4, 1.0]},
+    7: {"reduction": ["mean", "sum", "elements"]},
+    8: {"encoder_gradient": [1.0, 0.0, 0.05], "detach_target": [True, False]},
+    9: {"mask_range": ["image", "batch"]},
+    10: {"mask_divisor": ["max", "shifted_max"]},
+    11: {"pooling": ["rationale"]},
+    12: {"target_scale": ["batch_mean", "image", "cells", "max", "std"]},
+    13: {"probe_input": ["raw", "unit"]},
+    14: {"projector": ["2-layer", "3-layer-bn"]},
+    15: {"checkpoint": ["last", "best"]},
+    16: {"projections": [8, 32]},
+}
+
+# What the paper prints and what its public code computes.
+PAPER = {
+    "score": "loss",
+    "rectify": "relu",
+    "divergence": "attention_target",
+    "branch_norm": "none",
+    "input_norm": "none",
+    "attention_scale": "raw",
+    "softmax_over": "positions",
+    "tau": 0.4,
+    "reduction": "mean",
+    "encoder_gradient": 1.0,
+    "mask_range": "image",
+    "mask_divisor": "max",
+    "pooling": "rationale",
+    "target_scale": "batch_mean",
+    "probe_input": "raw",
+    "projector": "3-layer-bn",
+    "checkpoint": "last",
+    "projections": 32,
+    "lam": 1.0,
+    "nu": 0.01,
+    "branch_lr": None,
+}
+RELEASED = PAPER | {
+    "divergence": "target_attention",
+    "branch_norm": "batch",
+    "attention_scale": "batch",
+    "softmax_over": "rows",
+    "tau": 1.0,
+    "reduction": "sum",
+    "detach_target": False,
+    "mask_range": "batch",
+    "mask_divisor": "shifted_max",
+    "probe_input": "unit",
+    "projector": "2-layer",
+    "checkpoint": "best",
+}
+
+
+def with_switch(**switches: Any) -> RationaleConfig:
+    return RationaleConfig.model_validate(switches)
+
+
+# --- the table ----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("row", range(1, 17))
+def test_every_row_of_the_table_is_a_switch(row: int) -> None:
+    for field, values in ROWS[row].items():
+        for value in values:
+            assert getattr(with_switch(**{field: value}), field) == value
+    if row != 16:
+        field = next(iter(ROWS[row]))
+        with pytest.raises(ValidationError):
+            with_switch(**{field: "something else"})
+
+
+def test_named_readings_are_what_paper_and_public_code_say() -> None:
+    assert set(READINGS) == {"finesight", "paper", "released"}
+    for name, reading in READINGS.items():
+        assert reading.reading == name
+    assert READINGS["finesight"] == RationaleConfig()
+    for name, expected in (("paper", PAPER), ("released", RELEASED)):
+        dumped = READINGS[name].model_dump()
+        assert {key: dumped[key] for key in expected} == expected
+
+
+def test_finesight_is_the_reading_that_teaches_the_branch() -> None:
+    ours = READINGS["finesight"]
+    assert (ours.rectify, ours.target_scale, ours.input_norm, ours.detach_target) == ("abs", "max", "l2", True)
+    assert ours.branch_lr is not None
+    assert (ours.mask_range, ours.mask_divisor, ours.checkpoint) == ("image", "shifted_max", "last")
+
+
+@pytest.mark.skipif(not DOCUMENT.is_file(), reason="the documentation is not here")
+def test_document_has_every_row_and_only_fields_that_exist() -> None:
+    rows = re.findall(r"^\| (\d+) \|[^|]*\|([^|]*)\|", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    assert [int(number) for number, _ in rows] == list(range(1, 17))
+    for number, cell in rows:
+        named = {name for name in re.findall(r"`([\w.]+)`", cell) if "." not in name}
+        assert named == (set() if number == "11" else set(ROWS[int(number)]))
+
+
+# --- what a switch changes ----------------------------------------------------------------------------------------
+
+EVERYTHING = {"target", "attention", "loss", "encoder", "branch"}
+CHANGES: list[tuple[dict[str, Any], set[str]]] = [
+    ({}, set()),
+    ({"score": "negative_loss"}, set()),  # the magnitude keeps both halves, whatever the sign
+    ({"score": "positive"}, EVERYTHING - {"attention"}),
+    ({"rectify": "relu"}, EVERYTHING - {"attention"}),
+    *(({"target_scale": scale}, EVERYTHING - {"attention"}) for scale in ("batch_mean", "image", "cells", "std")),
+    ({"detach_target": False}, {"encoder"}),
+    ({"encoder_gradient": 1.0}, {"encoder"}),
+    ({"input_norm": "none"}, EVERYTHING - {"target"}),
+    ({"branch_norm": "batch"}, EVERYTHING - {"target"}),
+    ({"projections": 8}, EVERYTHING - {"target"}),
+    ({"attention_scale": "image"}, {"loss", "encoder", "branch"}),
+    ({"attention_scale": "batch"}, {"loss", "encoder", "branch"}),
+    ({"softmax_over": "rows"}, {"loss", "encoder", "branch"}),
+    ({"tau": 1.0}, {"loss", "encoder", "branch"}),
+    ({"divergence": "attention_target"}, {"loss", "encoder", "branch"}),
+    ({"reduction": "sum"}, {"loss", "encoder", "branch"}),
+    ({"reduction": "elements"}, {"loss", "encoder", "branch"}),
+    # these act elsewhere: in the total loss, the optimiser, at test time
+    ({"lam": 2.0, "nu": 2.0, "branch_lr": None}, set()),
+    ({"mask_range": "batch", "mask_divisor": "max", "pooling": "average"}, set()),
+    ({"probe_input": "raw", "projector": "3-layer-bn", "checkpoint": "best"}, set()),
+]
+
+
+def observed(config: RationaleConfig) -> dict[str, Tensor]:
+    torch.manual_seed(0)
+    phi = torch.rand(4, 6, 3, 4, dtype=torch.float64).requires_grad_()
+    pooled = phi.mean((2, 3))
+    keys = F.normalize(torch.randn(4, 6, dtype=torch.float64), dim=1)
+    unit = F.normalize(pooled @ torch.randn(6, 6, dtype=torch.float64), dim=1)
+    positive = (unit * keys).sum(1)
+    loss = F.softplus((unit @ torch.randn(6, dtype=torch.float64) - positive) / 0.2)
+    rationale = Rationale(6, config).double()
+    result = rationale(Outcome(loss, phi, pooled, unit, keys, positive=positive))
+    encoder, branch = torch.autograd.grad(result.loss, [phi, rationale.branch.filters.weight])
+    seen = {"target": result.target, "attention": result.attention, "loss": result.loss.detach()}
+    return seen | {"encoder": encoder, "branch": branch}
+
+
+@pytest.mark.parametrize(("switch", "changed"), CHANGES, ids=[",".join(map(str, s)) or "none" for s, _ in CHANGES])
+def test_a_switch_changes_what_it_names_and_nothing_else(switch: dict[str, Any], changed: set[str]) -> None:
+    base, other = observed(RationaleConfig()), observed(with_switch(**switch))
+    differs = {name for name in base if base[name].shape != other[name].shape or not base[name].equal(other[name])}
+    assert differs == changed
+
+
+def test_every_field_is_tried_above() -> None:
+    assert set(RationaleConfig.model_fields) - {"reading"} == {name for switch, _ in CHANGES for name in switch}
+
+
+def test_sign_of_the_score_decides_which_half_relu_keeps() -> None:
+    """Rows 1: loss and its negative keep disjoint cells that together are the magnitude."""
+    switches = {"rectify": "relu", "target_scale": "image"}
+    raising = observed(with_switch(score="loss", **switches))["target"]
+    lowering = observed(with_switch(score="negative_loss", **switches))["target"]
+    both = observed(with_switch(rectify="abs", target_scale="image"))["target"]
+    assert not ((raising > 0) & (lowering > 0)).any()
+    assert torch.equal(raising + lowering, both)
+
+
+# --- the switches that act elsewhere ------------------------------------------------------------------------------
+
+
+def training_module(**settings: Any) -> TrainingModule:
+    common = {"data": "unused", "batch": 4, "epochs": 1, "objective.dim": 8, "views.resolution": 64}
+    network = {"backbone.name": "test_resnet", "backbone.weights": "random"}
+    return TrainingModule(build_config({**common, **network, **settings}), images=16, steps_per_epoch=4)
+
+
+def step_of(module: TrainingModule) -> Tensor:
+    canvas = torch.randint(256, (4, 3, 74, 74), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    loss = module.training_step(Batch(0, canvas, torch.full((4, 2), 74), slice(0, 4)), 0)
+    return loss.detach()
+
+
+@pytest.mark.parametrize(("lam", "nu"), [(1.0, 1.0), (1.0, 0.01), (0.5, 3.0), (0.0, 1.0), (1.0, 0.0)])
+def test_total_loss_weighs_both_parts(lam: float, nu: float) -> None:
+    module = training_module(**{"rationale.lam": lam, "rationale.nu": nu})
+    total = step_of(module)
+    assert float(total) == pytest.approx(lam * module.metrics["contrastive"] + nu * module.metrics["kl"], rel=1e-6)
+    assert module.metrics["loss"] == pytest.approx(float(total))
+    assert module.metrics["contrastive"] > 0
+    assert module.metrics["kl"] > 0
+
+
+def test_without_rationale_the_loss_is_the_contrastive_one() -> None:
+    module = training_module(method="moco-v2")
+    assert float(step_of(module)) == pytest.approx(module.metrics["contrastive"])
+    assert module.rationale is None
+    assert "kl" not in module.metrics
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_branch_takes_its_own_adam_step_or_a_part_of_the_sgd(reading: ReadingName) -> None:
+    module = training_module(**{"rationale.reading": reading})
+    assert module.rationale is not None
+    encoder, branch = module.optimizer.param_groups
+    own = READINGS[reading].branch_lr
+    assert (branch["adam"], branch["base_lr"]) == ((False, 0.03) if own is None else (True, own))
+    assert (encoder["adam"], encoder["base_lr"]) == (False, 0.03)
+    assert {id(p) for p in branch["params"]} == {id(p) for p in module.rationale.parameters()}
+    assert {id(p) for p in encoder["params"]} == {id(p) for p in module.objective.parameters() if p.requires_grad}
+
+
+@pytest.mark.parametrize("reading", READINGS)
+def test_projection_head_follows_the_reading(reading: ReadingName) -> None:
+    module = training_module(**{"rationale.reading": reading})
+    kinds = [type(layer).__name__ for layer in module.objective.head]
+    three = ["Linear", "ReLU", "Linear", "ReLU", "Linear", "BatchNorm1d"]
+    assert kinds == (three if READINGS[reading].projector == "3-layer-bn" else ["Linear", "ReLU", "Linear"])
+
+
+def tiny_encoder(**switches: Any) -> Encoder:
+    torch.manual_seed(0)
+    backbone = BackboneConfig(name="test_resnet", weights="random")
+    config = EncoderConfig(
+        method="lcr", resolution=32, pooling="rationale", backbone=backbone, rationale=with_switch(**switches)
+    )
+    return Encoder.untrained(config)
+
+
+def test_encoder_masks_follow_range_and_divisor() -> None:
+    phi = torch.rand(3, 96, 3, 3, generator=torch.Generator().manual_seed(0))
+    masks = {}
+    for over in ("image", "batch"):
+        for divisor in ("max", "shifted_max"):
+            encoder = tiny_encoder(mask_range=over, mask_divisor=divisor)
+            masks[over, divisor] = encoder.mask(phi)
+            expected = attention_mask(encoder.branch(phi), over=over, divisor=divisor)
+            assert torch.equal(masks[over, divisor], expected)
+    assert len({tuple(mask.flatten().tolist()) for mask in masks.values()}) == 4
+
+
+def test_probe_input() -> None:
+    assert _probe_unit(tiny_encoder(probe_input="unit"))
+    assert not _probe_unit(tiny_encoder(probe_input="raw"))
+
+
+def test_sum_and_average_pooling_differ_by_a_constant_only() -> None:
+    """Row 11: the direction of Σ A'φ is that of the weighted mean."""
+    phi, mask = torch.rand(3, 6, 4, 4, dtype=torch.float64), torch.rand(3, 4, 4, dtype=torch.float64)
+    summed = (phi * mask[:, None]).sum((2, 3))
+    torch.testing.assert_close(F.normalize(pool(phi, mask), dim=1), F.normalize(summed, dim=1))

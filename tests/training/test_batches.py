@@ -1,0 +1,129 @@
+from collections.abc import Callable
+from itertools import chain
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from PIL import Image
+
+from finesight.data.cache import DecodedCache, open_cache
+from finesight.data.sources import open_source
+from finesight.training.batches import Batches, step_generator
+
+IMAGES = 23
+Maker = Callable[..., Batches]
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
+    """Pictures of different shapes, each of one colour that says which it is."""
+    root = tmp_path_factory.mktemp("pictures")
+    for i in range(IMAGES):
+        Image.new("RGB", (10 + i % 5, 10 + i % 3), (10 * i, 255 - 10 * i, i)).save(root / f"{i:02d}.png")
+    return open_cache(open_source(root), 8, cache_dir=tmp_path_factory.mktemp("cache"), workers=1, progress=False)
+
+
+@pytest.fixture(scope="module")
+def make(cache: DecodedCache) -> Maker:
+    def batches(images: int = IMAGES, **options: int) -> Batches:
+        return Batches(cache, np.arange(images), **{"batch": 5, "epochs": 3, "seed": 7, **options})
+
+    return batches
+
+
+def who(canvas: torch.Tensor) -> list[int]:
+    """Which pictures these are, by their pixels."""
+    return canvas[:, 2, 0, 0].tolist()
+
+
+@given(images=st.integers(1, IMAGES), batch=st.integers(1, 8), epochs=st.integers(1, 3), seed=st.integers(0, 99))
+@settings(max_examples=50, deadline=None)
+def test_every_image_at_most_once_an_epoch_in_full_batches(
+    make: Maker, images: int, batch: int, epochs: int, seed: int
+) -> None:
+    batches = make(images, batch=batch, epochs=epochs, seed=seed)
+    assert batches.steps_per_epoch == images // batch
+    assert len(batches) == epochs * (images // batch)
+    for epoch in range(epochs):
+        steps = range(epoch * batches.steps_per_epoch, (epoch + 1) * batches.steps_per_epoch)
+        seen = [int(i) for step in steps for i in batches.indices(step)]
+        assert len(seen) == len(set(seen)) == (images // batch) * batch
+        assert set(seen) <= set(range(images))
+
+
+def test_whole_epoch_sees_every_image_when_the_batch_divides(make: Maker) -> None:
+    batches = make(20)
+    for epoch in range(3):
+        seen = np.concatenate([batches.indices(step) for step in range(epoch * 4, epoch * 4 + 4)])
+        assert sorted(seen.tolist()) == list(range(20))
+
+
+def test_who_waits_and_the_order_change_from_epoch_to_epoch_and_with_the_seed(make: Maker) -> None:
+    def epochs(seed: int) -> list[list[int]]:
+        batches = make(seed=seed)
+        return [np.concatenate([batches.indices(4 * e + s) for s in range(4)]).tolist() for e in range(3)]
+
+    assert len({tuple(order) for order in epochs(7) + epochs(8)}) == 6
+    assert len({frozenset(order) for order in epochs(7)}) > 1
+    assert epochs(7) == epochs(7)
+
+
+def test_pixels_sizes_and_steps_are_those_of_the_indices(make: Maker, cache: DecodedCache) -> None:
+    batches = make()
+    listed = list(batches)
+    assert [batch.step for batch in listed] == list(range(12))
+    for batch in listed:
+        chosen = batches.indices(batch.step)
+        canvas, sizes = cache.batch(chosen)
+        assert torch.equal(batch.canvas, canvas)
+        assert torch.equal(batch.all_sizes, sizes.long())
+        assert who(batch.canvas) == chosen.tolist()
+        assert batch.share == slice(0, 5)
+        assert batch.canvas.dtype == torch.uint8
+
+
+@pytest.mark.parametrize("start", [0, 1, 4, 7, 11, 12, 40])
+def test_a_later_start_gives_the_same_remaining_batches(make: Maker, start: int) -> None:
+    whole, rest = list(make()), list(make(start=start))
+    assert len(rest) == len(make(start=start)) == max(0, 12 - start)
+    for expected, batch in zip(whole[start:], rest, strict=True):
+        assert batch.step == expected.step
+        assert torch.equal(batch.canvas, expected.canvas)
+        assert torch.equal(batch.all_sizes, expected.all_sizes)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_shares_of_the_ranks_join_to_the_whole_batch(make: Maker, processes: int) -> None:
+    whole = list(make(batch=6))
+    ranks = [list(make(batch=6, rank=rank, processes=processes)) for rank in range(processes)]
+    for step, expected in enumerate(whole):
+        parts = [rank[step] for rank in ranks]
+        assert list(chain(*(who(part.canvas) for part in parts))) == who(expected.canvas)
+        for part in parts:
+            assert torch.equal(part.all_sizes, expected.all_sizes)
+            assert who(expected.canvas)[part.share] == who(part.canvas)
+
+
+def test_only_the_given_images_are_used(cache: DecodedCache) -> None:
+    kept = np.array([1, 4, 9, 16, 20, 22])
+    batches = Batches(cache, kept, batch=3, epochs=2, seed=0)
+    for epoch in range(2):
+        assert sorted(i for step in (0, 1) for i in batches.indices(2 * epoch + step).tolist()) == kept.tolist()
+
+
+def test_fewer_images_than_a_batch_give_no_step(make: Maker) -> None:
+    assert len(make(4)) == 0
+    assert list(make(4)) == []
+
+
+def test_randomness_of_a_step_depends_on_seed_and_step_alone() -> None:
+    def draw(seed: int, step: int) -> tuple[float, ...]:
+        torch.manual_seed(step)
+        torch.rand(3)
+        return tuple(torch.rand(4, generator=step_generator(seed, step)).tolist())
+
+    draws = {(seed, step): draw(seed, step) for seed in range(6) for step in range(6)}
+    assert len(set(draws.values())) == 36
+    assert all(draw(*key) == value for key, value in draws.items())

@@ -1,0 +1,174 @@
+"""Several processes compute what one does: through the command line, and piece by piece over gloo."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import distributed as dist
+from torch import nn
+from torch.multiprocessing import start_processes
+
+from finesight.config import build_config, read_yaml
+from finesight.methods.moco import MoCo, MoCoConfig
+from finesight.nn.backbone import Backbone
+from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.distributed import gather, mean_over_ranks, shuffled_forward
+from finesight.training.batches import step_generator
+from finesight.training.train import untrained_encoder
+from processes import TIMEOUT, TINY, environment, rows, start_server, trained
+
+RANKS, EACH, WIDTH = 2, 6, 5
+
+
+# --- the command line -------------------------------------------------------------------------------------------------
+
+
+def test_two_devices_train_as_one(birds: Path, tmp_path: Path) -> None:
+    """Batch norm is what must differ: each process normalises by its own half of the batch. So all norms keep their
+    statistics here (``backbone.frozen_norm``; the head and the branch have none). The rest must agree to rounding.
+
+    After Ctrl-C, which a terminal sends to all processes of a command, the run goes on with one device.
+    """
+    options = ("--data", str(birds), "--epochs", "8", "--set", "backbone.frozen_norm=true", *TINY)
+    one, two = tmp_path / "one", tmp_path / "two"
+    pair = subprocess.Popen(
+        [sys.executable, "-m", "finesight", "train", "--out", str(two), "--devices", "2", *options],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        trained(one, *options)
+        deadline = time.monotonic() + TIMEOUT
+        while len(rows(two)) < 12 and pair.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        os.killpg(pair.pid, signal.SIGINT)
+        _, err = pair.communicate(timeout=TIMEOUT)
+    finally:
+        if pair.poll() is None:
+            os.killpg(pair.pid, signal.SIGKILL)
+    assert pair.returncode == 130, err
+    assert "Traceback" not in err
+    assert err.count("The same command continues.") == 1, err
+    shared = len(rows(two))
+    assert 12 <= shared < 40
+    trained(two, *options)
+
+    for row, other in zip(rows(one), rows(two), strict=True):
+        assert row.keys() == other.keys()
+        assert row["step"] == other["step"]
+        for name in row:
+            assert bool(row[name]) == bool(other[name])
+            if row[name]:
+                assert float(other[name]) == pytest.approx(float(row[name]), rel=1e-4, abs=1e-6), (name, row["step"])
+    start = untrained_encoder(build_config(read_yaml(one / "config.yaml"))).backbone.state_dict()
+    first, second = (load_file(run / "encoder" / "encoder.safetensors") for run in (one, two))
+    assert first.keys() == second.keys()
+    moved = sum(float((first[f"backbone.{name}"] - weight).square().sum()) for name, weight in start.items()) ** 0.5
+    apart = sum(float((first[name] - second[name]).square().sum()) for name in first) ** 0.5
+    assert moved > 0.01
+    assert apart < 1e-3 * moved, "the updates are not the same"
+
+
+# --- piece by piece ---------------------------------------------------------------------------------------------------
+
+
+def in_ranks(task: Callable[[int], object], folder: Path) -> list[Any]:
+    """What ``task(rank)`` returns in each of two processes joined by gloo."""
+    start_server()
+    start_processes(_rank, (task, str(folder)), nprocs=RANKS, start_method="forkserver")
+    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
+
+
+def _rank(rank: int, task: Callable[[int], object], folder: str) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
+    torch.save(task(rank), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def images() -> torch.Tensor:
+    """The joined batch; row i also says that it is i."""
+    values = torch.randn(RANKS * EACH, WIDTH, generator=torch.Generator().manual_seed(1))
+    values[:, 0] = torch.arange(RANKS * EACH)
+    return values
+
+
+def share(rank: int) -> slice:
+    return slice(rank * EACH, (rank + 1) * EACH)
+
+
+def shuffle_task(rank: int) -> dict[str, torch.Tensor]:
+    """Keys through an ordinary batch norm, and which images this rank was given to make keys of."""
+    norm, given = nn.BatchNorm1d(WIDTH, affine=False), []
+
+    def network(x: torch.Tensor) -> torch.Tensor:
+        given.append(x[:, 0].long())
+        return norm(x)
+
+    steps = [shuffled_forward(network, images()[share(rank)], step_generator(0, step)) for step in range(3)]
+    return {"keys": torch.stack(steps), "given": torch.stack(given)}
+
+
+def test_shuffled_keys_come_back_in_order(tmp_path: Path) -> None:
+    results = in_ranks(shuffle_task, tmp_path)
+    joined = images().double().numpy()
+    for step in range(3):
+        groups = [result["given"][step].tolist() for result in results]
+        assert sorted(groups[0] + groups[1]) == list(range(RANKS * EACH)), "one permutation, common to the ranks"
+        assert set(groups[0]) != set(range(EACH)), "a rank made the keys of its own images"
+        for rank, result in enumerate(results):
+            for place, image in enumerate(range(*share(rank).indices(RANKS * EACH))):
+                mates = joined[next(group for group in groups if image in group)]
+                expected = (joined[image] - mates.mean(0)) / np.sqrt(mates.var(0) + 1e-5)
+                np.testing.assert_allclose(result["keys"][step, place], expected, atol=1e-5)
+    assert len({tuple(group.tolist()) for group in results[0]["given"]}) == 3, "another permutation every step"
+
+
+def moco_task(rank: int) -> dict[str, torch.Tensor]:
+    """Three steps with an odd queue and ordinary norms: the queue, and the keys each step made here."""
+    torch.manual_seed(0)
+    moco = MoCo(Backbone(BackboneConfig(name="test_resnet", weights="random")), MoCoConfig(dim=8, hidden=8), 17)
+    keys = []
+    for step in range(3):
+        generator = step_generator(0, step)
+        views = torch.randn(2, RANKS * EACH, 3, 32, 32, generator=generator)[:, share(rank)]
+        moco.before_step()
+        outcome = moco([views[0], views[1]], generator)
+        moco.after_step(outcome)
+        keys.append(outcome.target)
+    return {"queue": moco.queue.vectors, "pointer": moco.queue.pointer, "keys": torch.stack(keys)}
+
+
+def test_queues_stay_the_same_on_every_rank(tmp_path: Path) -> None:
+    first, second = in_ranks(moco_task, tmp_path)
+    assert torch.equal(first["queue"], second["queue"])
+    assert first["pointer"] == second["pointer"] == 3 * RANKS * EACH % 17
+    pushed = torch.cat([first["keys"], second["keys"]], dim=1).flatten(0, 1)  # rank order within each step
+    for age, key in enumerate(pushed.flip(0)[:17]):
+        assert torch.equal(first["queue"][(int(first["pointer"]) - 1 - age) % 17], key)
+
+
+def joining_task(rank: int) -> dict[str, torch.Tensor]:
+    mine = images()[share(rank)]
+    return {"rows": gather(mine), **mean_over_ranks({"mean": mine.mean(), "nan": torch.tensor([1.0, torch.nan][rank])})}
+
+
+def test_joining(tmp_path: Path) -> None:
+    for result in in_ranks(joining_task, tmp_path):
+        assert torch.equal(result["rows"], images())
+        torch.testing.assert_close(result["mean"], images().mean())
+        assert result["nan"].isnan(), "what is wrong on one rank is known on all"

@@ -1,0 +1,155 @@
+import copy
+import io
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from finesight.training.optimizer import SgdAdam
+from reference.optimizer import adam as adam_reference
+from reference.optimizer import sgd as sgd_reference
+
+MOMENTUM, DECAY, STEPS = 0.9, 1e-2, 8
+SHAPES = [(3, 4), (5,), (2, 3, 1, 1)]
+
+
+def weights(seed: int, dtype: torch.dtype = torch.float64) -> list[nn.Parameter]:
+    generator = torch.Generator().manual_seed(seed)
+    return [nn.Parameter(torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype)) for shape in SHAPES]
+
+
+def gradients(step: int, dtype: torch.dtype = torch.float64) -> list[Tensor]:
+    generator = torch.Generator().manual_seed(1000 + step)
+    return [
+        torch.randn(shape, dtype=torch.float64, generator=generator).to(dtype) * 10 ** (step % 3 - 1)
+        for shape in SHAPES
+    ]
+
+
+def rate(step: int) -> float:
+    return 0.1 / (step + 1)
+
+
+def both_kinds(encoder: list[nn.Parameter], branch: list[nn.Parameter]) -> SgdAdam:
+    groups: list[dict[str, Any]] = [
+        {"params": encoder, "base_lr": 0.1},
+        {"params": branch, "base_lr": 0.1, "adam": True},
+    ]
+    return SgdAdam(groups, MOMENTUM, DECAY)
+
+
+def advance(optimizer: torch.optim.Optimizer, step: int, dtype: torch.dtype = torch.float64) -> None:
+    for group in optimizer.param_groups:
+        group["lr"] = rate(step)
+        for parameter, gradient in zip(group["params"], gradients(step, dtype), strict=True):
+            parameter.grad = gradient.clone()
+    optimizer.step()
+
+
+def test_both_kinds_step_by_step_against_pytorch() -> None:
+    encoder, branch = weights(0), weights(1)
+    plain, other = copy.deepcopy(encoder), copy.deepcopy(branch)
+    ours = both_kinds(encoder, branch)
+    sgd = torch.optim.SGD(plain, lr=0.1, momentum=MOMENTUM, weight_decay=DECAY)
+    adam = torch.optim.Adam(other, lr=0.1)
+    for step in range(STEPS):
+        for optimizer in (ours, sgd, adam):
+            advance(optimizer, step)
+        for mine, theirs in zip(encoder + branch, plain + other, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-12, atol=1e-14)
+
+
+def test_both_kinds_against_numpy() -> None:
+    encoder, branch = weights(0), weights(1)
+    begun = [p.detach().numpy().copy() for p in encoder + branch]
+    ours = both_kinds(encoder, branch)
+    for step in range(STEPS):
+        advance(ours, step)
+    rates = [rate(step) for step in range(STEPS)]
+    for i in range(len(SHAPES)):
+        pushed = [gradients(step)[i].numpy() for step in range(STEPS)]
+        expected = sgd_reference(begun[i], pushed, rates, MOMENTUM, DECAY)
+        np.testing.assert_allclose(encoder[i].detach().numpy(), expected, rtol=1e-11)
+        expected = adam_reference(begun[len(SHAPES) + i], pushed, rates)
+        np.testing.assert_allclose(branch[i].detach().numpy(), expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("stop", [1, 4])
+def test_continues_bit_for_bit_from_a_saved_state(stop: int) -> None:
+    encoder, branch = weights(0, torch.float32), weights(1, torch.float32)
+    ours = both_kinds(encoder, branch)
+    for step in range(stop):
+        advance(ours, step, torch.float32)
+    saved = io.BytesIO()
+    torch.save({"optimizer": ours.state_dict(), "weights": [p.detach() for p in encoder + branch]}, saved)
+    saved.seek(0)
+    state = torch.load(saved, weights_only=True)
+    restored = [nn.Parameter(w) for w in state["weights"]]
+    again = both_kinds(restored[: len(SHAPES)], restored[len(SHAPES) :])
+    again.load_state_dict(state["optimizer"])
+    for step in range(stop, STEPS):
+        advance(ours, step, torch.float32)
+        advance(again, step, torch.float32)
+    for mine, theirs in zip(encoder + branch, restored, strict=True):
+        assert torch.equal(mine, theirs)
+
+
+def test_a_lost_state_would_be_noticed() -> None:
+    """The test above compares something: without the state the continuation differs."""
+    encoder, branch = weights(0), weights(1)
+    ours = both_kinds(encoder, branch)
+    advance(ours, 0)
+    copies = copy.deepcopy([encoder, branch])
+    fresh = both_kinds(*copies)
+    advance(ours, 1)
+    advance(fresh, 1)
+    assert not torch.allclose(encoder[0], copies[0][0])
+    assert not torch.allclose(branch[0], copies[1][0])
+
+
+def test_no_decay_for_adam_and_decay_for_sgd() -> None:
+    encoder, branch = weights(0), weights(1)
+    ours = both_kinds(encoder, branch)
+    before = [p.detach().clone() for p in encoder + branch]
+    for group in ours.param_groups:
+        group["lr"] = 0.5
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    ours.step()
+    for parameter, was in zip(encoder, before, strict=False):
+        torch.testing.assert_close(parameter, was * (1 - 0.5 * DECAY), rtol=1e-12, atol=0)
+    for parameter, was in zip(branch, before[len(SHAPES) :], strict=True):
+        assert torch.equal(parameter, was)
+
+
+def test_parameters_without_gradient_are_left_alone() -> None:
+    encoder, branch = weights(0), weights(1)
+    ours = both_kinds(encoder, branch)
+    encoder[0].grad, branch[1].grad = torch.ones_like(encoder[0]), torch.ones_like(branch[1])
+    for group in ours.param_groups:
+        group["lr"] = 0.1
+    before = [p.detach().clone() for p in encoder + branch]
+    ours.step()
+    moved = [not torch.equal(p, was) for p, was in zip(encoder + branch, before, strict=True)]
+    assert moved == [True, False, False, False, True, False]
+    ours.zero_grad()
+    ours.step()
+
+
+def test_nothing_moves_before_a_rate_is_set_and_the_closure_is_run_with_gradients() -> None:
+    encoder, branch = weights(0), weights(1)
+    ours = both_kinds(encoder, branch)
+    before = [p.detach().clone() for p in encoder + branch]
+
+    def closure() -> float:
+        loss = sum(p.square().sum() for p in encoder + branch)
+        assert isinstance(loss, Tensor)
+        loss.backward()
+        return loss.item()
+
+    expected = sum(float(p.square().sum()) for p in before)
+    assert ours.step(closure) == pytest.approx(expected)
+    assert all(torch.equal(p, was) for p, was in zip(encoder + branch, before, strict=True))
+    assert all(p.grad is not None for p in encoder + branch)
