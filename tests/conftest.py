@@ -7,6 +7,8 @@ import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on tensors this small, threads are in each other's way
+
 import numpy as np
 import pytest
 from PIL import Image

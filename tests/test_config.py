@@ -92,7 +92,7 @@ def test_every_bad_key_is_named_at_once() -> None:
 
 
 def test_missing_data_is_named() -> None:
-    with pytest.raises(FineSightError, match="data: Field required"):
+    with pytest.raises(FineSightError, match="data must be given"):
         build_config({})
 
 

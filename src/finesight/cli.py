@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from enum import StrEnum
 from pathlib import Path
@@ -279,7 +280,10 @@ def _value(text: str) -> Any:
     """A setting as YAML reads it: 0.5 a number, true a switch, null nothing."""
     import yaml
 
-    return yaml.safe_load(text)
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise FineSightError(f"The value {text!r} cannot be read: {' '.join(str(error).split())}") from error
 
 
 def _assignments(settings: list[str]) -> dict[str, Any]:
@@ -301,12 +305,13 @@ def _dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def _print_table(rows: list[dict[str, object]]) -> None:
+    from rich import box
     from rich.console import Console
     from rich.table import Table
 
-    table = Table()
+    table = Table(box=box.SIMPLE_HEAD)
     for key in rows[0]:
-        table.add_column(key, justify="left" if key == "system" else "right")
+        table.add_column(key, justify="left" if key == "system" else "right", no_wrap=key == "system")
     for row in rows:
         table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console().print(table)
@@ -314,6 +319,8 @@ def _print_table(rows: list[dict[str, object]]) -> None:
 
 def main() -> None:
     """Run the app; an error that is the user's to fix is one message and exit code 2, without a trace."""
+    # Threads that wait by spinning make a busy machine many times slower; must be set before torch is loaded.
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
     try:
         app()
     except FineSightError as error:

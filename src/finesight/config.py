@@ -146,6 +146,9 @@ def explain(error: ValidationError) -> str:
     lines = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"]) or "config"
+        if problem["type"] == "missing":
+            lines.append(f"  {key} must be given")
+            continue
         known = " (no such setting)" if problem["type"] == "extra_forbidden" else f": {problem['msg']}"
         lines.append(f"  {key}{known}, got {problem['input']!r}")
     return "The configuration has errors:\n" + "\n".join(lines)

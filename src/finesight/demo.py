@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import platform
 import time
 from dataclasses import dataclass
@@ -17,24 +18,48 @@ from finesight.console import console
 from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.encoder import Encoder
 from finesight.evaluation.evaluate import Evaluation, evaluate
+from finesight.nn.pooling_config import PoolingName
 from finesight.report.figures import attention_overlays, retrieval_rows, score_bars
 from finesight.report.html import Section, build_report
-from finesight.report.run_report import picture_sections, pixels, score_table, search_rows
+from finesight.report.run_report import PICTURES, picture_sections, pixels, score_table, search_rows
 from finesight.training.train import train_and_report, untrained_encoder
 
 SETTINGS: dict[str, Any] = {
     "backbone.name": "test_resnet",
     "backbone.weights": "random",
-    "backbone.output_stride": 16,
+    "backbone.output_stride": 8,
+    "backbone.dilate": False,
     "views.resolution": 80,
-    "epochs": 40,
+    "views.scale": (0.3, 1.0),
+    "views.hue": 0.05,
+    "views.grey": 0.05,
+    "epochs": 14,
     "batch": 64,
     "objective.dim": 128,
     "objective.momentum": 0.99,
-    "optim.lr": 0.06,
+    "objective.temperature": 0.1,
+    "optim.lr": 0.03,
     "validation.fraction": 0.0,
 }
-METHODS = {"moco-v2": "MoCo v2", "lcr": "LCR"}
+METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # method -> name, settings of its own
+    "moco-v2": ("MoCo v2", {}),
+    "lcr": ("LCR", {"rationale.branch_lr": 0.01}),  # from random weights, the branch has a few hundred steps
+}
+SYSTEMS: dict[str, tuple[str, PoolingName]] = {  # row of the table -> network, pooling
+    "untrained": ("untrained", "average"),
+    "MoCo v2": ("MoCo v2", "average"),
+    "MoCo v2, GeM": ("MoCo v2", "gem"),
+    "MoCo v2, energy mask": ("MoCo v2", "energy"),
+    "LCR, mask alone": ("LCR", "rationale"),
+    "LCR": ("LCR", "rationale-gem"),
+}
+SHOWN = ("MoCo v2, energy mask", "LCR")  # whose attention is drawn: a plain average has none
+WORDS = (
+    "The birds of two species differ only in small parts, and backgrounds are drawn without looking at the species. "
+    "MoCo v2 averages its feature map; GeM and the energy mask (positions weighed by their total activation) are "
+    "controls that need no learning. LCR pools with its mask inside GeM; the row above it is the mask alone. All scores are "
+    "percentages on test images. The attention of an average is the same everywhere: the bird's share of the picture."
+)
 
 
 @dataclass(frozen=True)
@@ -49,55 +74,51 @@ class Demo:
 def run_demo(out: Path, seed: int, *, progress: bool = True) -> Demo:
     """Everything, into ``out``; a demo that was cut off continues, and a finished one only evaluates again."""
     began = time.monotonic()
-    out.mkdir(parents=True, exist_ok=True)
     root = out / f"seed-{seed}"
     data = make_lookalikes(root / "data", LookalikesConfig(seed=seed))
     runtime = RuntimeConfig(cache_dir=out / "cache", progress=progress)
-    console.print(f"Drawn: {data.describe()}")
     encoders: dict[str, Encoder] = {}
-    for method, name in METHODS.items():
-        config = build_config({**SETTINGS, "data": str(data.root), "method": method, "seed": seed})
-        encoders.setdefault("untrained", untrained_encoder(config))
+    for method, (name, own) in METHODS.items():
+        config = build_config({**SETTINGS, **own, "data": str(data.root), "method": method, "seed": seed})
+        if not encoders:
+            encoders["untrained"] = untrained_encoder(config)
         console.print(f"Training {name}", style="bold")
-        run = train_and_report(config, root / method, runtime)
-        encoders[name] = Encoder.load(run.root)
+        encoders[name] = Encoder.load(train_and_report(config, root / method, runtime).root)
     evaluations = {
-        name: evaluate(encoder, data, cache_dir=runtime.cache_dir, progress=progress)
-        for name, encoder in encoders.items()
+        system: evaluate(
+            encoders[network], data, pooling=pooling, linear=False, cache_dir=runtime.cache_dir, progress=progress
+        )
+        for system, (network, pooling) in SYSTEMS.items()
     }
     results: dict[str, Any] = {
+        "command": f"finesight demo --seed {seed}",
         "seed": seed,
         "version": __version__,
-        "machine": f"{platform.machine()}, {platform.system()}",
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
         "seconds": round(time.monotonic() - began, 1),
         "scores": {name: evaluation.scores for name, evaluation in evaluations.items()},
     }
     (root / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     table = score_table(results["scores"])
     report = root / "report.html"
-    _write_report(report, table, encoders, evaluations)
+    _write_report(report, table, encoders["LCR"], evaluations)
     return Demo(results, table, report)
 
 
 def _write_report(
-    report: Path, table: list[dict[str, object]], encoders: dict[str, Encoder], evaluations: dict[str, Evaluation]
+    report: Path, table: list[dict[str, object]], lcr: Encoder, evaluations: dict[str, Evaluation]
 ) -> None:
-    first = next(iter(evaluations.values()))
-    chosen = first.test[np.linspace(0, len(first.test) - 1, 6).round().astype(int)]
-    places = np.searchsorted(first.test, chosen)
-    lcr = encoders["LCR"]
-    pictures = [pixels(lcr, view) for view in lcr.view(*first.cache.batch(chosen))]
-    maps = [[e.extracted.attention[place] for e in evaluations.values()] for place in places]
-    overlay = attention_overlays(pictures, maps, list(evaluations))
-    words = (
-        "The birds differ only in small parts; backgrounds are drawn without looking at the species. All scores are "
-        "percentages on the test images. Where there is no rationale, the attention shown is channel energy."
-    )
+    first = evaluations["LCR"]
+    places = np.linspace(0, len(first.test) - 1, PICTURES).round().astype(int)
+    pictures = [pixels(lcr, view) for view in lcr.view(*first.cache.batch(first.test[places]))]
+    maps = [[evaluations[name].extracted.attention[place] for name in SHOWN] for place in places]
+    overlay = attention_overlays(pictures, maps, list(SHOWN))
     sections = [
-        Section("Scores", words, table=table, images=[("scores", score_bars(table))]),
-        Section("Attention", "Where each network looks, on the same birds.", images=[("attention", overlay)]),
+        Section("Scores", WORDS, table=table, images=[("scores", score_bars(table))]),
+        Section("Attention", "Where the features come from, on the same birds.", images=[("attention", overlay)]),
     ]
-    for name in METHODS.values():
+    for name in ("MoCo v2", "LCR"):
         rows = retrieval_rows(search_rows(evaluations[name]))
         sections.append(Section(f"Search results: {name}", images=[("query and nearest images", rows)]))
     sections += picture_sections(lcr, first.cache, first.test)[1:]

@@ -59,7 +59,8 @@ def write_features(paths: NDArray[np.str_], features: NDArray[np.float32], out: 
     scratch = out.with_name(f".{out.name}.tmp{out.suffix}")
     try:
         if out.suffix.lower() == ".npz":
-            np.savez(scratch, paths=paths, features=features)
+            with scratch.open("wb") as stream:  # given a name, NumPy may add to it
+                np.savez(stream, paths=paths, features=features)
         elif out.suffix.lower() == ".parquet":
             _write_parquet(paths, features, scratch)
         else:
@@ -75,7 +76,9 @@ def _write_parquet(paths: NDArray[np.str_], features: NDArray[np.float32], file:
 
     width = features.shape[1]
     vectors = pa.FixedSizeListArray.from_arrays(pa.array(features.ravel()), width)
-    pq.write_table(pa.table({"path": pa.array(paths.tolist(), pa.string()), "feature": vectors}), file)
+    # its text is UTF-8: a name that is not has its odd bytes written out, as \xe9
+    names = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths.tolist()]
+    pq.write_table(pa.table({"path": pa.array(names, pa.string()), "feature": vectors}), file)
 
 
 def _write_csv(paths: NDArray[np.str_], features: NDArray[np.float32], file: Path) -> None:

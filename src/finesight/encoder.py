@@ -87,6 +87,12 @@ class Encoder(nn.Module):
         """Attention masks (N, H, W) in [0, 1]: the rationale's where there is one, else channel energy."""
         return self.encode(self.prepare(images), ()).attention
 
+    def pooled(self, pooling: PoolingName) -> Encoder:
+        """The same network with another pooling; ``attend`` then shows what that pooling looks at."""
+        keep = uses_rationale(pooling)
+        changes = {"pooling": pooling, "rationale": self.config.rationale if keep else None}
+        return Encoder(self.config.model_copy(update=changes), self.backbone, self.branch if keep else None)
+
     def prepare(self, images: ImageLike | Tensor | Sequence[ImageLike]) -> Tensor:
         """To a normalised (N, 3, R, R): short side 8/7 R, centre crop, as in training's evaluation."""
         if isinstance(images, Tensor):

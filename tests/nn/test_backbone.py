@@ -286,3 +286,25 @@ def test_config_is_light() -> None:
     script = "import sys, finesight.nn.backbone_config; print({'torch', 'timm'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
+
+
+def test_without_dilation_the_network_is_the_plain_one_with_strides_of_one() -> None:
+    """Against the stride-32 network with the strides of its last stages set to 1 by hand."""
+    config = BackboneConfig(name="resnet18", weights="random", output_stride=8, dilate=False)
+    plain = Backbone(config).eval()
+    for module in plain.modules():
+        if isinstance(module, torch.nn.BatchNorm2d):
+            torch.nn.init.ones_(module.weight)  # timm starts residual branches at zero: dilation would not show
+    by_hand = Backbone(BackboneConfig(name="resnet18", weights="random")).eval()
+    for stage in (by_hand.model.layer3, by_hand.model.layer4):
+        for module in stage.modules():
+            if isinstance(module, torch.nn.Conv2d):
+                module.stride = (1, 1)
+    dilated = Backbone(config.model_copy(update={"dilate": True})).eval()
+    for other in (by_hand, dilated):
+        other.load_state_dict(plain.state_dict())
+    images = torch.randn(2, 3, 64, 64)
+    with torch.no_grad():
+        assert plain(images).shape == dilated(images).shape == (2, 512, 8, 8)
+        torch.testing.assert_close(plain(images), by_hand(images))
+        assert not torch.allclose(dilated(images), plain(images), atol=1e-2)

@@ -167,6 +167,7 @@ def test_killed_while_it_was_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_every_kind_of_difference_is_listed(tmp_path: Path) -> None:
     """Also where one side has no such setting at all."""
     run = enter(tmp_path / "run", config())
+    run.metrics_file.write_text("step\n")
     with pytest.raises(FineSightError) as caught:
         enter(run.root, build_config({"data": "birds", "method": "lcr", "views.blur": 0.25, "limit_images": 10}))
     message = str(caught.value)
@@ -199,3 +200,15 @@ def test_no_checkpoint_can_be_read(birds: Path, tmp_path: Path) -> None:
     shutil.rmtree(out / "encoder")
     (out / "checkpoints" / "step-00000005.pt").write_bytes(b"")
     refused(command("train", "--out", out, *options), "No checkpoint in", "can be read", "--restart")
+
+
+def test_a_command_that_failed_at_once_can_be_corrected(birds: Path, tmp_path: Path) -> None:
+    """A wrong path or weight file is no run to be protected; what has been trained is."""
+    out = tmp_path / "run"
+    refused(command("train", "--data", birds / "nowhere", "--out", out, *TINY), "does not exist")
+    refused(command("train", "--data", birds, "--out", out, *TINY, "--backbone", "resnet_51"), "resnet51")
+    trained(out, "--data", birds, "--epochs", "1", *TINY)
+    assert RunFolder(out).config().backbone.name == "test_resnet"
+    (out / "metrics.csv").unlink()
+    refused(command("train", "--data", birds, "--out", out, "--epochs", "2", *TINY), "epochs: 1 there, 2 now")
+    assert (out / "encoder" / "encoder.json").exists()

@@ -19,6 +19,7 @@ from finesight.evaluation.features import Extracted, extract, object_masks
 from finesight.evaluation.linear import linear_probe
 from finesight.evaluation.localization import localization
 from finesight.evaluation.retrieval import retrieval
+from finesight.nn.pooling import has_mask
 from finesight.nn.pooling_config import PoolingName
 
 SPLIT_SEED = 0
@@ -62,21 +63,19 @@ def evaluate(
         source, cache_side(encoder.config.resolution), cache_dir=cache_dir, workers=workers, progress=progress
     )
     train, test, split = split_indices(cache.source)
-    name = pooling or encoder.config.pooling
     labels = cache.source.labels
     assert labels is not None
+    unit = normalise if normalise is not None else _probe_unit(encoder)
+    name = pooling or encoder.config.pooling
+    encoder = encoder.pooled(name)
     extracted = extract(encoder, cache, test, (name,), progress=progress)
-    gallery = test if split != "random" else np.arange(len(cache))
-    features = extracted.features[name]
-    scores: dict[str, Any] = {}
+    features, gallery = extracted.features[name], test
     if linear or split == "random":
         train_features = extract(encoder, cache, train, (name,), progress=progress).features[name]
-    if split == "random":
-        features = np.concatenate([features, train_features])
-        gallery = np.concatenate([test, train])
-    scores["retrieval"] = {k: v for k, v in retrieval(features, labels[gallery]).summary().items()}
+    if split == "random":  # every image is a test image of the search, which learns nothing from train
+        features, gallery = np.concatenate([features, train_features]), np.concatenate([test, train])
+    scores: dict[str, Any] = {"retrieval": retrieval(features, labels[gallery]).summary()}
     if linear:
-        unit = normalise if normalise is not None else _probe_unit(encoder)
         scores["linear"] = linear_probe(
             train_features,
             labels[train],
@@ -87,7 +86,11 @@ def evaluate(
             progress=(lambda text: console.print(text, style="dim")) if progress else None,
         )
     if cache.source.masks is not None or cache.source.boxes is not None:
-        scores["localization"] = localization(extracted.attention, object_masks(cache, test, encoder.config.resolution))
+        masks = object_masks(cache, test, encoder.config.resolution)
+        scores["localization"] = localization(extracted.attention, masks) | {"map": "attention"}
+        if not has_mask(name):  # a plain average looks everywhere alike: as good as a blind guess
+            blind = scores["localization"]["object_area"]
+            scores["localization"] |= {"inside": blind, "pointing": blind, "map": "uniform"}
     scores["setting"] = {
         "pooling": name,
         "method": encoder.config.method,
@@ -116,5 +119,5 @@ def split_indices(source: ImageSource) -> tuple[NDArray[np.int64], NDArray[np.in
     chosen = np.zeros(len(source), dtype=bool)
     for label in np.unique(source.labels[source.labels >= 0]):
         members = rng.permutation(np.flatnonzero(source.labels == label))
-        chosen[members[: round(TRAIN_SHARE * len(members))]] = True
+        chosen[members[: min(len(members) - 1, round(TRAIN_SHARE * len(members)))]] = True
     return np.flatnonzero(chosen), np.flatnonzero(~chosen), "random"

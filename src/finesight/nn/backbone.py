@@ -25,8 +25,9 @@ class Backbone(nn.Module):
 
     ``output_stride`` 16 or 8 is timm's: the last stages lose their stride and their 3×3 convolutions are
     dilated instead (in a ResNet's first such block still by the dilation of the stage before), so that
-    pretrained filters see the picture at the scale they were trained for. Plainly setting the stride to 1,
-    without dilation, would give a map of the same size and other values.
+    pretrained filters see the picture at the scale they were trained for. With ``dilate=False`` the stride is 1
+    and nothing is dilated: a map of the same size and other values, cheaper and with less of the border's
+    padding in it, for networks that start from random weights.
 
     ``load=False`` builds the network only, for whoever brings the weights (a saved encoder, a checkpoint).
     ``config`` is the given one with ``stride_in_1x1`` decided: save that one, it needs no weight file.
@@ -45,6 +46,8 @@ class Backbone(nn.Module):
         self.config = config.model_copy(update={"stride_in_1x1": _wants_stride_in_1x1(config)})
         if self.config.stride_in_1x1:
             _move_stride_to_1x1(model, config.name)
+        if not config.dilate:
+            _undilate(model)
         self.model: Any = model.to(memory_format=torch.channels_last)
         for module in self._frozen():
             module.requires_grad_(False)
@@ -159,6 +162,13 @@ def _move_stride_to_1x1(model: nn.Module, name: str) -> None:
         )
     for block in blocks:
         block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
+
+
+def _undilate(model: nn.Module) -> None:
+    for module in model.modules():
+        if isinstance(module, nn.Conv2d) and module.dilation != (1, 1):
+            rows, columns = module.kernel_size
+            module.dilation, module.padding = (1, 1), (rows // 2, columns // 2)
 
 
 def _parts(model: nn.Module, name: str) -> list[list[nn.Module]]:

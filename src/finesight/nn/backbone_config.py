@@ -15,6 +15,9 @@ class BackboneConfig(BaseModel):
     output_stride: Literal[8, 16, 32] = Field(
         32, description="pixels per cell of φ; 16 gives 7×7 at 112 px. 32 leaves the model as it is"
     )
+    dilate: bool = Field(
+        True, description="at output stride 8 or 16, dilate as timm does; off for networks trained from scratch"
+    )
     stride_in_1x1: bool | None = Field(
         None, description="ResNets with caffe strides; by default what the weight file says of itself"
     )

@@ -55,6 +55,11 @@ def uses_rationale(name: PoolingName) -> bool:
     return name.startswith("rationale")
 
 
+def has_mask(name: PoolingName) -> bool:
+    """Does the pooling weigh positions, or treat them all alike?"""
+    return name not in ("average", "gem")
+
+
 def pool_by_name(name: PoolingName, phi: Tensor, rationale_mask: Tensor | None = None) -> Tensor:
     """The named pooling; the ``rationale`` ones need the branch's mask."""
     kind, gem = name.removesuffix("-gem"), name.endswith("gem")

@@ -42,7 +42,7 @@ class RationaleConfig(BaseModel):
     # inference: the mask A' and the feature (Eq. 8-9)
     mask_range: Literal["image", "batch"] = "image"  # [9] "batch": a feature depends on its batch-mates
     mask_divisor: Literal["shifted_max", "max"] = "shifted_max"  # [10]
-    pooling: PoolingName = "rationale"  # [11] sum or average differ by a constant: cosine does not see it
+    pooling: PoolingName = "rationale-gem"  # [11] Eq. 9 is "rationale"; the other is the mask inside GeM
     # what surrounds it
     probe_input: Literal["unit", "raw"] = "unit"  # [13] what the linear probe is given
     projector: Literal["2-layer", "3-layer-bn"] = "2-layer"  # [14]
@@ -62,6 +62,7 @@ READINGS: dict[ReadingName, RationaleConfig] = {
         nu=0.01,
         branch_lr=None,
         mask_divisor="max",
+        pooling="rationale",
         probe_input="raw",
         projector="3-layer-bn",
     ),
@@ -81,6 +82,7 @@ READINGS: dict[ReadingName, RationaleConfig] = {
         nu=0.01,
         branch_lr=None,
         mask_range="batch",
+        pooling="rationale",
         checkpoint="best",
     ),
 }

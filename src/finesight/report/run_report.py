@@ -27,18 +27,23 @@ NEIGHBOURS = 7
 NAMES = {
     "loss": "total loss",
     "contrastive": "contrastive loss",
-    "positive_similarity": "similarity of two views of an image",
-    "negative_similarity": "similarity of different images",
-    "embedding_spread": "spread of the embeddings (0 = collapsed)",
-    "effective_rank": "effective rank of the embeddings",
-    "kl": "misfit of attention and GradCAM (KL)",
-    "kl_target_uniform": "what GradCAM says (KL from uniform)",
-    "kl_attention_uniform": "what the attention says (KL from uniform)",
-    "mask_entropy": "spread of the mask (1 = everywhere)",
-    "val_rank1": "held-out images: rank-1 (%)",
-    "val_mAP": "held-out images: mAP (%)",
+    "positive_similarity": "similarity, same image",
+    "negative_similarity": "similarity, other images",
+    "embedding_spread": "embedding spread",
+    "effective_rank": "effective rank",
+    "kl": "attention misfit (KL)",
+    "kl_target_uniform": "GradCAM information",
+    "kl_attention_uniform": "attention information",
+    "mask_entropy": "mask entropy",
+    "val_rank1": "held-out rank-1 (%)",
+    "val_mAP": "held-out mAP (%)",
     "lr": "learning rate",
 }
+CURVES = (
+    "Two views of the same image should grow alike while other images stay apart. A spread near 0 or an effective rank "
+    "near 1 means collapse: every image gets the same embedding. Information is how far a map is from saying nothing "
+    "(KL from uniform, in nats); a mask entropy of 1 is attention everywhere. Only the held-out scores use labels."
+)
 
 
 def write_run_report(run: RunFolder, encoder: Encoder, evaluation: Evaluation | None, cache: DecodedCache) -> None:
@@ -164,11 +169,7 @@ def _scores(run: RunFolder, evaluation: Evaluation) -> Section:
 def _curves(run: RunFolder) -> Section:
     series = metric_series(run.metrics_file)
     named = {NAMES[name]: series[name] for name in NAMES if name in series}
-    return Section(
-        "Training",
-        "Measured without labels, except where held-out images are named.",
-        images=[("curves", curves(named))],
-    )
+    return Section("Training", CURVES, images=[("curves over the steps", curves(named))])
 
 
 def _searches(evaluation: Evaluation) -> Section:

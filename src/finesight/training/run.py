@@ -41,7 +41,7 @@ class RunFolder:
 
     def enter(self, config: TrainConfig, *, restart: bool) -> None:
         """Make the locked folder ready: new, continued (same configuration) or, when asked, begun anew."""
-        if self.config_file.exists() and not restart:
+        if self._begun() and not restart:
             self._require_same(config)
             return
         self._clear()
@@ -86,6 +86,10 @@ class RunFolder:
             return {"data", "method", "objective"} <= read_yaml(self.config_file).keys()
         except FineSightError:
             return False
+
+    def _begun(self) -> bool:
+        """Whether there is anything to lose: a command that failed before its first step may be corrected freely."""
+        return any(path.exists() for path in (self.metrics_file, self.checkpoints, self.encoder, self.best_encoder))
 
     def _clear(self) -> None:
         """Remove what a run writes, and nothing else."""

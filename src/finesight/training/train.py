@@ -13,6 +13,7 @@ from typing import Literal
 import lightning as L
 import numpy as np
 import torch
+from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
 from numpy.typing import NDArray
 
@@ -130,7 +131,10 @@ def _fit(
         raise FineSightError(f"--batch {config.batch} cannot be shared by {processes} devices: use a multiple of it.")
     per_epoch = len(images) // config.batch
     module = TrainingModule(config, images=len(images), steps_per_epoch=per_epoch)
-    trainer = _trainer(config, runtime)
+    try:
+        trainer = _trainer(config, runtime)
+    except MisconfigurationException as error:
+        raise FineSightError(f"--accelerator {runtime.accelerator} --devices {runtime.devices}: {error}") from error
     start = 0
     if (found := load_checkpoint(run.checkpoints)) is not None:
         _, state = found
