@@ -53,7 +53,7 @@ def test_a_feature_does_not_depend_on_its_batch(encoder: Encoder, files: list[Pa
         for order in (np.arange(11)[::-1].copy(), np.random.default_rng(size).permutation(11)):
             for start in range(0, 11, size):
                 chosen = order[start : start + size]
-                assert torch.equal(encoder.embed([files[i] for i in chosen]), alone["rationale"][chosen])
+                assert torch.equal(encoder.embed([files[i] for i in chosen]), alone[encoder.config.pooling][chosen])
                 together = encoder.encode(views[chosen], POOLINGS)
                 assert torch.equal(together.attention, masks[chosen])
                 for name in POOLINGS:
@@ -104,12 +104,13 @@ def test_a_path_gives_the_cached_pixels_and_the_evaluated_feature(
         paint(f"pictures/{name}", size, seed)
     side = cache_side(32)
     cache = open_cache(open_source(tmp_path / "pictures"), side, progress=False)
-    evaluated = extract(encoder, cache, np.arange(len(cache)), ("rationale", "gem"), progress=False)
+    own = encoder.config.pooling
+    evaluated = extract(encoder, cache, np.arange(len(cache)), (own, "gem"), progress=False)
     for i in range(len(cache)):
         file = cache.source.file(i)
         pixels, _ = read_cached(file, side)
         assert np.array_equal(pixels, cache.image(i)), file.name
-        assert np.array_equal(encoder.embed(file)[0].numpy(), evaluated.features["rationale"][i]), file.name
+        assert np.array_equal(encoder.embed(file)[0].numpy(), evaluated.features[own][i]), file.name
         assert np.array_equal(encoder.embed(file, "gem")[0].numpy(), evaluated.features["gem"][i]), file.name
         assert np.array_equal(encoder.attend(file)[0].numpy(), evaluated.attention[i]), file.name
 

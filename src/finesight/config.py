@@ -67,6 +67,14 @@ class TrainConfig(_Model):
         assert self.rationale is not None
         return self.rationale.pooling
 
+    def located(self) -> TrainConfig:
+        """With absolute paths: the same files from whichever folder a run is continued."""
+        weights = self.backbone.weights
+        if weights not in ("imagenet", "random"):
+            weights = str(Path(weights).expanduser().absolute())
+        backbone = self.backbone.model_copy(update={"weights": weights})
+        return self.model_copy(update={"data": str(Path(self.data).expanduser().absolute()), "backbone": backbone})
+
 
 class RuntimeConfig(_Model):
     """How and where a run computes; may change between two starts of the same run."""

@@ -15,9 +15,10 @@ import numpy as np
 from finesight import __version__
 from finesight.config import RuntimeConfig, build_config
 from finesight.console import console
-from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.lookalikes import LookalikesConfig, habitats, make_lookalikes
 from finesight.encoder import Encoder
 from finesight.evaluation.evaluate import Evaluation, evaluate
+from finesight.evaluation.retrieval import neighbours
 from finesight.nn.pooling_config import PoolingName
 from finesight.report.figures import attention_overlays, retrieval_rows, score_bars
 from finesight.report.html import Section, build_report
@@ -57,8 +58,10 @@ SHOWN = ("MoCo v2, energy mask", "LCR")  # whose attention is drawn: a plain ave
 WORDS = (
     "The birds of two species differ only in small parts, and backgrounds are drawn without looking at the species. "
     "MoCo v2 averages its feature map; GeM and the energy mask (positions weighed by their total activation) are "
-    "controls that need no learning. LCR pools with its mask inside GeM; the row above it is the mask alone. All scores are "
-    "percentages on test images. The attention of an average is the same everywhere: the bird's share of the picture."
+    "controls that need no learning. LCR pools with its mask inside GeM; the row above it is the mask alone. All "
+    "scores are percentages on test images. The attention of an average is the same everywhere: the bird's share "
+    "of the picture. 'Same background' is how often the nearest image has the same kind of background, which a "
+    "feature about birds should not know."
 )
 
 
@@ -99,11 +102,24 @@ def run_demo(out: Path, seed: int, *, progress: bool = True) -> Demo:
         "seconds": round(time.monotonic() - began, 1),
         "scores": {name: evaluation.scores for name, evaluation in evaluations.items()},
     }
+    for name, evaluation in evaluations.items():
+        results["scores"][name]["background"] = _same_background(evaluation)
     (root / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     table = score_table(results["scores"])
+    for row in table:
+        row["same background"] = results["scores"][str(row["system"])]["background"]["rank1"]
     report = root / "report.html"
     _write_report(report, table, encoders["LCR"], evaluations)
     return Demo(results, table, report)
+
+
+def _same_background(evaluation: Evaluation) -> dict[str, float]:
+    """How often the nearest test image has the same habitat, and how often a blind choice would have."""
+    known = habitats(evaluation.cache.source)[evaluation.test]
+    features = evaluation.extracted.features[evaluation.pooling]
+    nearest, _ = neighbours(features, np.arange(len(known)), 1)
+    shares = np.bincount(known) / len(known)
+    return {"rank1": 100 * float((known[nearest[:, 0]] == known).mean()), "chance": 100 * float((shares**2).sum())}
 
 
 def _write_report(
@@ -114,8 +130,9 @@ def _write_report(
     pictures = [pixels(lcr, view) for view in lcr.view(*first.cache.batch(first.test[places]))]
     maps = [[evaluations[name].extracted.attention[place] for name in SHOWN] for place in places]
     overlay = attention_overlays(pictures, maps, list(SHOWN))
+    bars = [{key: value for key, value in row.items() if key != "same background"} for row in table]
     sections = [
-        Section("Scores", WORDS, table=table, images=[("scores", score_bars(table))]),
+        Section("Scores", WORDS, table=table, images=[("scores", score_bars(bars))]),
         Section("Attention", "Where the features come from, on the same birds.", images=[("attention", overlay)]),
     ]
     for name in ("MoCo v2", "LCR"):

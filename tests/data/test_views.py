@@ -52,9 +52,7 @@ def ragged_canvas(sizes: list[tuple[int, int]], padding: int = 0, seed: int = 0)
 def torchvision_view(config: ViewConfig, image: Tensor, params: ViewParams, i: int) -> Tensor:
     """What a torchvision pipeline makes of one unpadded uint8 image, one operation after the other."""
     size = [config.resolution, config.resolution]
-    view = TF.resized_crop(
-        image / 255, *params.crop[i].tolist(), size, InterpolationMode.BILINEAR, antialias=False
-    )
+    view = TF.resized_crop(image / 255, *params.crop[i].tolist(), size, InterpolationMode.BILINEAR, antialias=False)
     if params.jitter[i]:
         for kind in params.order[i].tolist():
             view = TV_JITTER[kind](view, params.factors[i, kind].item())
@@ -162,9 +160,7 @@ def test_crop_resize_flip_equals_torchvision(resolution: int, flipped: bool) -> 
     for result, (image, box) in zip(found, CROPS, strict=True):
         h, w = sizes[image].tolist()
         pixels = canvas[image, :, :h, :w] / 255
-        expected = TF.resized_crop(
-            pixels, *box, [resolution] * 2, InterpolationMode.BILINEAR, antialias=False
-        )
+        expected = TF.resized_crop(pixels, *box, [resolution] * 2, InterpolationMode.BILINEAR, antialias=False)
         close(result, TF.hflip(expected) if flipped else expected)
         tight = canvas[image : image + 1, :, :h, :w]
         alone = views.crop_resize_flip(tight, torch.tensor([box]), torch.tensor([flipped]), resolution)
@@ -190,9 +186,7 @@ def test_neither_padding_nor_canvas_size_reaches_a_view() -> None:
     assert torch.equal(apply_views(config, white, params), expected)
     wider = torch.nn.functional.pad(black, (0, 37, 0, 11), value=99)
     assert torch.equal(apply_views(config, wider, params), expected)
-    assert torch.equal(
-        apply_views(config, black.contiguous(memory_format=torch.channels_last), params), expected
-    )
+    assert torch.equal(apply_views(config, black.contiguous(memory_format=torch.channels_last), params), expected)
 
 
 # --- the whole view ---------------------------------------------------------------------------------------
@@ -225,9 +219,7 @@ def test_pipeline_equals_torchvision_image_by_image(resolution: int) -> None:
 
 def test_zero_strength_means_no_change() -> None:
     """torchvision leaves an operation of strength 0 out; so the view is the plain crop."""
-    config = ViewConfig(
-        resolution=16, jitter=1, brightness=0, contrast=0, saturation=0, hue=0, grey=0, blur=0, flip=0
-    )
+    config = ViewConfig(resolution=16, jitter=1, brightness=0, contrast=0, saturation=0, hue=0, grey=0, blur=0, flip=0)
     canvas, sizes = ragged_canvas([(40, 61)] * 4)
     params = sample_params(config, sizes, seeded())
     plain = views.crop_resize_flip(canvas, params.crop, params.flip, 16)
@@ -242,9 +234,7 @@ def test_same_seed_same_views() -> None:
     assert not torch.equal(random_views(config, canvas, sizes, seeded(8)), once)
     generator = seeded(7)
     random_views(config, canvas, sizes, generator)
-    assert not torch.equal(
-        random_views(config, canvas, sizes, generator), once
-    )  # two views of a batch differ
+    assert not torch.equal(random_views(config, canvas, sizes, generator), once)  # two views of a batch differ
 
 
 def test_global_rng_is_not_touched() -> None:
@@ -319,9 +309,7 @@ def test_crops_are_distributed_as_torchvisions(
     blank = torch.empty(3, *size)
     with torch.random.fork_rng():
         torch.manual_seed(1)
-        expected = torch.tensor(
-            [RandomResizedCrop.get_params(blank, list(scale), list(ratio)) for _ in range(DRAWS)]
-        )
+        expected = torch.tensor([RandomResizedCrop.get_params(blank, list(scale), list(ratio)) for _ in range(DRAWS)])
     assert (found[:, :2] >= 0).all()
     assert (found[:, 2:] >= 1).all()
     assert (found[:, :2] + found[:, 2:] <= torch.tensor(size)).all()
@@ -362,8 +350,7 @@ def test_jitter_is_distributed_as_torchvisions(strengths: tuple[float, float, fl
     with torch.random.fork_rng():
         torch.manual_seed(1)
         drawn = [
-            jitter.get_params(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue)
-            for _ in range(DRAWS)
+            jitter.get_params(jitter.brightness, jitter.contrast, jitter.saturation, jitter.hue) for _ in range(DRAWS)
         ]
     factors = torch.tensor([factors for _, *factors in drawn])
     for kind in range(4):

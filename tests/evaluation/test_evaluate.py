@@ -57,7 +57,7 @@ def check_shape(scores: dict[str, Any], *, localized: bool) -> None:
         assert probe["top1"] <= probe["top5"]
         percents += [probe["top1"], probe["top5"]]
     if localized:
-        assert set(scores["localization"]) == {"inside", "pointing", "object_area", "images"}
+        assert set(scores["localization"]) == {"inside", "pointing", "object_area", "images", "map"}
         percents += [scores["localization"][name] for name in ("inside", "pointing", "object_area")]
     assert all(isinstance(value, float) and 0 <= value <= 100 for value in percents)
     assert max(percents) > 1, "percent, not shares"
@@ -71,6 +71,7 @@ def test_json_of_a_run(scored: tuple[Path, Finished], encoder: Encoder, birds: P
     check_shape(scores, localized=True)
     assert scores["retrieval"]["queries"] == 24
     assert scores["localization"]["images"] == 24
+    assert scores["localization"]["map"] == "attention"
     assert scores["setting"]["split"] == "given"
     assert (scores["setting"]["train_images"], scores["setting"]["test_images"]) == (48, 24)
     assert json.loads((run / "evaluation.json").read_text()) == scores
@@ -133,6 +134,9 @@ def test_options(encoder: Encoder, birds: Path) -> None:
     assert quick.extracted.features["average"].shape == (12, encoder.channels)
     files = [quick.cache.source.file(int(i)) for i in quick.test]
     assert np.array_equal(quick.extracted.features["average"], encoder.embed(files, "average").numpy())
+    where = quick.scores["localization"]
+    assert where["map"] == "uniform", "an average looks everywhere alike"
+    assert where["inside"] == where["pointing"] == where["object_area"]
     probed = evaluate(encoder, birds, fractions=(60, 10), progress=False)
     assert list(probed.scores["linear"]) == ["60", "10"]
 

@@ -95,9 +95,7 @@ def test_unknown_names_get_suggestions() -> None:
         backbone("resnet18.nope")
 
 
-@pytest.mark.parametrize(
-    "name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "xcit_nano_12_p8_224"]
-)
+@pytest.mark.parametrize("name", ["vit_tiny_patch16_224", "swin_tiny_patch4_window7_224", "xcit_nano_12_p8_224"])
 @pytest.mark.parametrize("stride", [32, 16])
 def test_transformers_are_refused(name: str, stride: int) -> None:
     with pytest.raises(FineSightError, match=f"'{name}' is not convolutional"):
@@ -121,9 +119,9 @@ def test_weights_from_a_file(tmp_path: Path) -> None:
     with torch.no_grad():
         torch.testing.assert_close(
             net(images()).mean((2, 3)),
-            torchvision.models.feature_extraction.create_feature_extractor(donor.eval(), {"flatten": "x"})(
-                images()
-            )["x"],
+            torchvision.models.feature_extraction.create_feature_extractor(donor.eval(), {"flatten": "x"})(images())[
+                "x"
+            ],
             rtol=1e-4,
             atol=1e-5,
         )
@@ -229,9 +227,7 @@ FIRST_TRAINABLE = [
 
 @pytest.mark.parametrize(("name", "firsts"), FIRST_TRAINABLE)
 @pytest.mark.parametrize("freeze", [0, 1, 2])
-def test_frozen_parts_have_no_gradient_and_still_statistics(
-    name: str, firsts: list[str], freeze: int
-) -> None:
+def test_frozen_parts_have_no_gradient_and_still_statistics(name: str, firsts: list[str], freeze: int) -> None:
     net = backbone(name, freeze=freeze)
     trainable = [n for n, p in net.named_parameters() if p.requires_grad]
     everything = [n for n, _ in net.named_parameters()]
@@ -268,9 +264,7 @@ def test_frozen_norm_keeps_all_statistics_but_trains_weights() -> None:
 
 def test_freeze_beyond_the_last_stage() -> None:
     assert not any(p.requires_grad for p in backbone("resnet10t", freeze=5).parameters())
-    with pytest.raises(
-        FineSightError, match="'resnet10t' has a stem and 4 stages: freeze can be at most 5, not 6"
-    ):
+    with pytest.raises(FineSightError, match="'resnet10t' has a stem and 4 stages: freeze can be at most 5, not 6"):
         backbone("resnet10t", freeze=6)
     with pytest.raises(FineSightError, match="does not know the stages of 'densenet121'"):
         backbone("densenet121", freeze=1)

@@ -153,9 +153,7 @@ def test_another_shape_is_an_error(tmp_path: Path) -> None:
     state = donor_state()
     state["layer1.0.conv1.weight"] = torch.rand(64, 64, 1, 1)
     torch.save(state, tmp_path / "w.pth")
-    with pytest.raises(
-        FineSightError, match=r"1 tensors .* layer1.0.conv1.weight \(64, 64, 1, 1\) instead of"
-    ):
+    with pytest.raises(FineSightError, match=r"1 tensors .* layer1.0.conv1.weight \(64, 64, 1, 1\) instead of"):
         load_weights(fresh(), tmp_path / "w.pth")
 
 

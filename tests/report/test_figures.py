@@ -64,9 +64,7 @@ def test_the_hot_spot_lies_where_the_map_has_it(y: int, x: int) -> None:
 
 def test_blend_upsamples_bilinearly_between_cell_centres() -> None:
     image = flat(100, 8, 8)
-    expected = np.clip(
-        (np.arange(8) + 0.5) / 4 - 0.5, 0, 1
-    )  # align_corners=False, two cells over eight pixels
+    expected = np.clip((np.arange(8) + 0.5) / 4 - 0.5, 0, 1)  # align_corners=False, two cells over eight pixels
     weight = 0.45 + 0.3 * expected[:, None]
     colours = (1 - weight) * 100 + weight * figures.HEAT(expected)[:, :3] * 255
     got = figures.blend(image, np.array([[0.0, 1.0]]))
@@ -172,9 +170,7 @@ def test_rows_of_different_lengths_and_no_neighbours() -> None:
     decode(figures.retrieval_rows([RetrievalRow(flat(9), [])]))
 
 
-@pytest.mark.parametrize(
-    "name", ["$a_{", "$", "\\frac", "鳥の名前", "line\nbreak", "\udcff.jpg", "x" * 500, "<b>"]
-)
+@pytest.mark.parametrize("name", ["$a_{", "$", "\\frac", "鳥の名前", "line\nbreak", "\udcff.jpg", "x" * 500, "<b>"])
 def test_any_name_can_be_drawn(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -208,9 +204,7 @@ def test_a_projection_silent_on_one_image_looks_silent_there() -> None:
     rows, columns = where(pixels, 77)
     side, pitch = columns.stop - columns.start, round((1.08 + 0.07) * 144)
     right = slice(columns.start + round(1.16 * 144), columns.stop + round(1.16 * 144))
-    first, second = (
-        pixels[rows.start + i * pitch : rows.start + i * pitch + side - 2, right] for i in (0, 1)
-    )
+    first, second = (pixels[rows.start + i * pitch : rows.start + i * pitch + side - 2, right] for i in (0, 1))
     assert first.max() > 150
     assert second.max() < 90
 
@@ -292,9 +286,7 @@ def test_bars_without_a_value_or_a_table() -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         decode(
-            figures.score_bars(
-                [{"system": "a", "mAP": None}, {"system": "b", "mAP": np.float32(3)}, {"system": "c"}]
-            )
+            figures.score_bars([{"system": "a", "mAP": None}, {"system": "b", "mAP": np.float32(3)}, {"system": "c"}])
         )
         decode(figures.score_bars([{"system": "a", "mAP": 0.0, "text": "52 ± 3"}]))
         blank = figures.score_bars([])

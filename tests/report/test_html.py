@@ -53,9 +53,7 @@ class Page(HTMLParser):
 
 def png(width: int = 30, height: int = 20, *, noise: bool = False, **options: object) -> bytes:
     pixels = np.random.default_rng(0).integers(0, 256, (height // 8 + 1, width // 8 + 1, 3), np.uint8)
-    image = (
-        Image.fromarray(pixels).resize((width, height)) if noise else Image.new("RGB", (width, height), "red")
-    )
+    image = Image.fromarray(pixels).resize((width, height)) if noise else Image.new("RGB", (width, height), "red")
     buffer = io.BytesIO()
     image.save(buffer, "PNG", **options)
     return buffer.getvalue()
@@ -94,12 +92,7 @@ def test_nothing_is_loaded_from_elsewhere(tmp_path: Path) -> None:
     assert "@import" not in text
     assert "url(" not in text
     assert page.all("link") == page.all("script") == page.all("iframe") == []
-    sources = [
-        value
-        for _, attributes in page.tags
-        for name, value in attributes.items()
-        if name in ("src", "srcset")
-    ]
+    sources = [value for _, attributes in page.tags for name, value in attributes.items() if name in ("src", "srcset")]
     assert len(sources) == 3
     assert all(source is not None and source.startswith("data:image/") for source in sources)
     links = [str(attributes["href"]) for attributes in page.all("a")]
@@ -182,9 +175,7 @@ def test_file_names_that_are_not_unicode(tmp_path: Path) -> None:
     assert page.text("td") == ["bird\\udcff.jpg"]
 
 
-def test_a_failed_write_leaves_the_old_page_and_no_rubbish(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_failed_write_leaves_the_old_page_and_no_rubbish(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build(tmp_path, Section("old"))
 
     def full_disk(*_: object) -> None:

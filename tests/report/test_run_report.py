@@ -141,7 +141,7 @@ def evaluation(encoder: Encoder, birds: Path) -> Evaluation:
 
 
 def test_search_rows_are_the_nearest_images(evaluation: Evaluation) -> None:
-    features = evaluation.extracted.features["rationale"].astype(np.float64)
+    features = evaluation.extracted.features[evaluation.pooling].astype(np.float64)
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     source, cache = evaluation.cache.source, evaluation.cache
     assert source.labels is not None

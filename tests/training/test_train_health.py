@@ -140,9 +140,10 @@ def test_validation_where_there_are_labels(birds: Path, unlabelled: Path, tmp_pa
     assert scored == [9, 19, 24], "after every second epoch and the last"
     config = RunFolder(tmp_path / "with").config()
     cache, images, held_out = prepare_data(config, RuntimeConfig(progress=False))
-    features = extract(Encoder.load(tmp_path / "with"), cache, held_out, ("rationale",), progress=False)
+    name = config.pooling
+    features = extract(Encoder.load(tmp_path / "with"), cache, held_out, (name,), progress=False).features[name]
     assert cache.source.labels is not None
-    expected = retrieval(features.features["rationale"], cache.source.labels[held_out])
+    expected = retrieval(features, cache.source.labels[held_out])
     last = rows(tmp_path / "with")[-1]
     assert float(last["val_rank1"]) == expected.rank1
     assert float(last["val_mAP"]) == pytest.approx(expected.mAP, rel=1e-12)

@@ -63,6 +63,10 @@ def evaluate(
         source, cache_side(encoder.config.resolution), cache_dir=cache_dir, workers=workers, progress=progress
     )
     train, test, split = split_indices(cache.source)
+    if linear and not len(train):
+        raise FineSightError(
+            f"{source.root} has no train images to fit the linear probe on: leave it out (--no-linear)."
+        )
     labels = cache.source.labels
     assert labels is not None
     unit = normalise if normalise is not None else _probe_unit(encoder)
@@ -70,9 +74,9 @@ def evaluate(
     encoder = encoder.pooled(name)
     extracted = extract(encoder, cache, test, (name,), progress=progress)
     features, gallery = extracted.features[name], test
-    if linear or split == "random":
+    if len(train) and (linear or split == "random"):
         train_features = extract(encoder, cache, train, (name,), progress=progress).features[name]
-    if split == "random":  # every image is a test image of the search, which learns nothing from train
+    if len(train) and split == "random":  # every image is a test image of the search, which learns nothing from train
         features, gallery = np.concatenate([features, train_features]), np.concatenate([test, train])
     scores: dict[str, Any] = {"retrieval": retrieval(features, labels[gallery]).summary()}
     if linear:

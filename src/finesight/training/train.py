@@ -48,7 +48,7 @@ LOGGED_RATIONALE = ("kl", "kl_target_uniform", "kl_attention_uniform", "mask_ent
 
 def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False) -> RunFolder:
     """Train as configured into ``out``; the same call continues an unfinished run."""
-    runtime = runtime or RuntimeConfig()
+    config, runtime = config.located(), runtime or RuntimeConfig()
     run = RunFolder(out)
     main = _is_main_process()
     console.quiet = not main
