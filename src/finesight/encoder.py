@@ -146,10 +146,14 @@ class Encoder(nn.Module):
         return Encoded(features, mask)
 
     def mask(self, phi: Tensor) -> Tensor:
-        """A' of Eq. 8. (N, C, H, W) -> (N, H, W)"""
+        """A' of Eq. 8. (N, C, H, W) -> (N, H, W)
+
+        Taken literally (``mask_divisor="max"``) it is negative where all of A is; such a mask says nothing.
+        """
         if self.branch is None or self.config.rationale is None:
             return attention_mask(energy_map(phi))
-        return attention_mask(self.branch(phi), over=self._mask_range, divisor=self.config.rationale.mask_divisor)
+        divisor = self.config.rationale.mask_divisor
+        return attention_mask(self.branch(phi), over=self._mask_range, divisor=divisor).clamp(min=0)
 
     @property
     def _mask_range(self) -> Literal["image", "batch"]:
