@@ -81,10 +81,10 @@ def scored(lcr: Path, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 @pytest.fixture
-def paint(tmp_path: Path) -> Callable[..., Path]:
-    """paint("a/b.png", size=(w, h), seed=0): a smooth random picture, a real file below tmp_path."""
+def picture(tmp_path: Path) -> Callable[..., Path]:
+    """picture("a/b.png", size=(w, h), seed=0): a smooth random picture, a real file below tmp_path."""
 
-    def write(name: str, size: tuple[int, int] = (48, 40), seed: int = 0) -> Path:
+    def write(name: str, size: tuple[int, int] = (40, 30), seed: int = 0) -> Path:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)

@@ -96,12 +96,12 @@ def test_path_string_picture_and_tensor(encoder: Encoder, files: list[Path]) -> 
 
 
 def test_a_path_gives_the_cached_pixels_and_the_evaluated_feature(
-    encoder: Encoder, paint: Callable[..., Path], tmp_path: Path
+    encoder: Encoder, picture: Callable[..., Path], tmp_path: Path
 ) -> None:
     """Also where the decoder takes short cuts: large JPEGs, panoramas, tiny pictures."""
     sizes = {"small.png": (20, 31), "large.jpg": (900, 700), "wide.jpg": (640, 50), "tall.webp": (60, 400)}
     for seed, (name, size) in enumerate(sizes.items()):
-        paint(f"pictures/{name}", size, seed)
+        picture(f"pictures/{name}", size, seed)
     side = cache_side(32)
     cache = open_cache(open_source(tmp_path / "pictures"), side, progress=False)
     own = encoder.config.pooling

@@ -5,13 +5,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-import numpy as np
 import pytest
-from PIL import Image
 
 CUB = Path(__file__).resolve().parents[3] / "shared" / "data" / "CUB_200_2011"
-
-Writer = Callable[..., Path]
 
 
 @pytest.fixture(scope="session")
@@ -19,20 +15,6 @@ def cub_root() -> Path:
     if not (CUB / "images.txt").is_file():
         pytest.skip(f"no CUB-200-2011 in {CUB}")
     return CUB
-
-
-@pytest.fixture
-def picture(tmp_path: Path) -> Writer:
-    """picture("a/b.jpg", size=(w, h), seed=0): a smooth random picture, a real file below tmp_path."""
-
-    def write(name: str, size: tuple[int, int] = (40, 30), seed: int = 0) -> Path:
-        path = tmp_path / name
-        path.parent.mkdir(parents=True, exist_ok=True)
-        coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
-        Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(path)
-        return path
-
-    return write
 
 
 @pytest.fixture
