@@ -59,9 +59,9 @@ WORDS = (
     "The birds of two species differ only in small parts, and backgrounds are drawn without looking at the species. "
     "MoCo v2 averages its feature map; GeM and the energy mask (positions weighed by their total activation) are "
     "controls that need no learning. LCR pools with its mask inside GeM; the row above it is the mask alone. All "
-    "scores are percentages on test images. The attention of an average is the same everywhere: the bird's share "
-    "of the picture. 'Same background' is how often the nearest image has the same kind of background, which a "
-    "feature about birds should not know."
+    "numbers are percentages on test images. Attention: the share of it that lies on the bird; an average looks "
+    "everywhere alike, so its share is the bird's part of the picture. Background: how often the nearest image has "
+    "the same kind of background, which a feature about birds should not know."
 )
 
 
@@ -107,7 +107,7 @@ def run_demo(out: Path, seed: int, *, progress: bool = True) -> Demo:
     (root / "results.json").write_text(json.dumps(results, indent=2) + "\n")
     table = score_table(results["scores"])
     for row in table:
-        row["same background"] = results["scores"][str(row["system"])]["background"]["rank1"]
+        row["background"] = results["scores"][str(row["system"])]["background"]["rank1"]
     report = root / "report.html"
     _write_report(report, table, encoders["LCR"], evaluations)
     return Demo(results, table, report)
@@ -130,7 +130,7 @@ def _write_report(
     pictures = [pixels(lcr, view) for view in lcr.view(*first.cache.batch(first.test[places]))]
     maps = [[evaluations[name].extracted.attention[place] for name in SHOWN] for place in places]
     overlay = attention_overlays(pictures, maps, list(SHOWN))
-    bars = [{key: value for key, value in row.items() if key != "same background"} for row in table]
+    bars = [{key: value for key, value in row.items() if key != "background"} for row in table]
     sections = [
         Section("Scores", WORDS, table=table, images=[("scores", score_bars(bars))]),
         Section("Attention", "Where the features come from, on the same birds.", images=[("attention", overlay)]),

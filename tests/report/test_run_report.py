@@ -194,7 +194,7 @@ def test_score_table_has_what_there_is() -> None:
         "rank-5": 2.0,
         "mAP": 3.0,
         "linear 100 %": 50.0,
-        "attention on object": 30.0,
+        "attention": 30.0,
         "pointing": 40.0,
     }
     assert table[1] == {"system": "b", "rank-1": 1.0, "rank-5": 2.0, "mAP": 3.0}

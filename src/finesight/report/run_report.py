@@ -151,7 +151,7 @@ def score_table(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]
         for percent, probe in scores.get("linear", {}).items():
             row[f"linear {percent} %"] = probe["top1"]
         if where is not None:
-            row |= {"attention on object": where["inside"], "pointing": where["pointing"]}
+            row |= {"attention": where["inside"], "pointing": where["pointing"]}
         table.append(row)
     return table
 
