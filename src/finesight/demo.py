@@ -44,7 +44,9 @@ SETTINGS: dict[str, Any] = {
 }
 METHODS: dict[str, tuple[str, dict[str, Any]]] = {  # method -> name, settings of its own
     "moco-v2": ("MoCo v2", {}),
-    "lcr": ("LCR", {"rationale.branch_lr": 0.01}),  # from random weights, the branch has a few hundred steps
+    # A quick branch, as the run is short; no gradient from it into the encoder, which is then MoCo v2's to the last
+    # bit: whatever LCR gains here, its mask gains.
+    "lcr": ("LCR", {"rationale.branch_lr": 0.01, "rationale.encoder_gradient": 0.0}),
 }
 SYSTEMS: dict[str, tuple[str, PoolingName]] = {  # row of the table -> network, pooling
     "untrained": ("untrained", "average"),
