@@ -6,7 +6,9 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+import torch
 
+import finesight
 from finesight import demo
 from finesight.data.lookalikes import LookalikesConfig
 
@@ -35,6 +37,8 @@ def test_the_demo_leaves_scores_and_a_report_and_continues(tmp_path, monkeypatch
     assert plain["inside"] == plain["object_area"]  # an average looks everywhere alike
     page = first.report.read_text()
     assert all(system in page for system in demo.SYSTEMS)
+    moco, lcr = (finesight.load(tmp_path / "seed-3" / run).backbone.state_dict() for run in ("moco-v2", "lcr"))
+    assert all(torch.equal(moco[name], lcr[name]) for name in moco)  # only the mask differs
     encoder = tmp_path / "seed-3" / "lcr" / "encoder" / "encoder.safetensors"
     stamp = encoder.stat().st_mtime_ns
     again = demo.run_demo(tmp_path, 3, progress=False)

@@ -314,7 +314,7 @@ def _print_table(rows: list[dict[str, object]]) -> None:
         table.add_column(key, justify="left" if key == "system" else "right", no_wrap=key == "system")
     for row in rows:
         table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console().print(table)
+    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def main() -> None:

@@ -25,12 +25,12 @@ def test_every_recipe_is_a_whole_configuration(name: str) -> None:
     assert (config.rationale is not None) == RECIPES[name].rationale
     assert config.pooling in get_args(PoolingName)
     assert RECIPES[name].rationale or not uses_rationale(config.pooling)
-    assert config.pooling == {"lcr": "rationale"}.get(name, "average")
+    assert config.pooling == {"lcr": "rationale-gem"}.get(name, "average")
 
 
 def test_pooling_of_lcr_is_the_readings_and_that_of_the_others_is_fixed() -> None:
-    settings = {"data": "x", "rationale.pooling": "rationale-gem"}
-    assert build_config(settings).pooling == "rationale-gem"
+    settings = {"data": "x", "rationale.pooling": "rationale"}
+    assert build_config(settings).pooling == "rationale"
     assert build_config({**settings, "method": "lcr-multitask"}).pooling == "average"
 
 
