@@ -50,6 +50,7 @@ def make_lookalikes(root: Path, config: LookalikesConfig | None = None) -> Image
         raise FineSightError(f"{root} is not empty: give a new folder to draw the look-alikes into.")
     root.parent.mkdir(parents=True, exist_ok=True)
     scratch = Path(tempfile.mkdtemp(prefix=f".{root.name}-", dir=root.parent))
+    scratch.chmod(0o755)  # a temporary folder is its owner's alone
     try:
         _draw_all(scratch, config)
         if root.exists():
