@@ -185,6 +185,9 @@ def evaluate(
         workers=workers,
         progress=not quiet,
     )
+    if result.cache.skipped:
+        first, reason = result.cache.skipped[0]
+        console.print(f"{len(result.cache.skipped)} files were skipped, the first {first}: {reason}")
     if run is not None:
         from finesight.report.run_report import record_evaluation
 
