@@ -92,7 +92,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Learn features from a folder of images. Run the same command again to continue."""
-    from finesight.config import build_config, read_yaml
+    from finesight.config import build_config, dotted, read_yaml
 
     flags = {
         "data": data,
@@ -116,7 +116,7 @@ def train(
     }
     given = {key: value for key, value in flags.items() if value is not None}
     file = read_yaml(config) if config is not None else {}
-    merged = build_config({**_dotted(file), **given, **_assignments(settings or [])})
+    merged = build_config({**dotted(file), **given, **_assignments(settings or [])})
     if show_config:
         import yaml
 
@@ -296,14 +296,6 @@ def _assignments(settings: list[str]) -> dict[str, Any]:
         if not sign or not key:
             raise FineSightError(f"--set takes key=value, for example views.blur=0.5, not {setting!r}.")
         pairs[key.strip()] = _value(value)
-    return pairs
-
-
-def _dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    pairs: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        pairs.update(_dotted(value, f"{name}.") if isinstance(value, dict) else {name: value})
     return pairs
 
 

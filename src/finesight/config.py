@@ -164,16 +164,16 @@ def explain(error: ValidationError) -> str:
 
 def flat(config: BaseModel) -> dict[str, Any]:
     """{'views': {'resolution': 112}} -> {'views.resolution': 112}, for comparing and listing."""
+    return dotted(config.model_dump(mode="json"))
 
-    def walk(prefix: str, value: Any) -> dict[str, Any]:
-        if not isinstance(value, dict):
-            return {prefix: value}
-        pairs: dict[str, Any] = {}
-        for key, item in value.items():
-            pairs.update(walk(f"{prefix}.{key}" if prefix else key, item))
-        return pairs
 
-    return walk("", config.model_dump(mode="json"))
+def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one with dotted keys: the inverse of ``nested``."""
+    pairs: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        pairs.update(dotted(value, f"{name}.") if isinstance(value, dict) else {name: value})
+    return pairs
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
