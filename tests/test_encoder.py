@@ -26,8 +26,10 @@ from finesight.errors import FineSightError
 from finesight.evaluation.features import extract
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling import attention_mask, energy_map
-from finesight.nn.pooling_config import POOLINGS
+from finesight.nn.pooling_config import ORACLES, POOLINGS
 from processes import TINY, Command, command, refused, rows
+from reference.boxes import share
+from reference.pooling import pooled
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +161,86 @@ def test_no_rationale_no_rationale_pooling(files: list[Path]) -> None:
         plain.embed(files, "rationale")
     with pytest.raises(FineSightError, match="needs a trained rationale"):
         frozen(BackboneConfig(name="test_resnet", weights="random"), 32, "rationale-gem")
+
+
+# --- told where the object is -----------------------------------------------------------------------------------------
+
+
+BOXES = (
+    (8, 16, 8, 8),
+    (3, 5, 13, 20),
+    (0, 0, 32, 32),
+    (30, 1, 2, 2),
+    (0, 0, 0, 0),
+)  # x, y, width, height; one cell first
+
+
+@pytest.fixture(scope="module")
+def objects() -> torch.Tensor:
+    found = torch.zeros(len(BOXES), 32, 32, dtype=torch.bool)
+    for plane, (x, y, width, height) in zip(found, BOXES, strict=True):
+        plane[y : y + height, x : x + width] = True
+    return found
+
+
+def test_oracle_pooling_weighs_a_cell_by_the_part_of_it_that_is_object(
+    encoder: Encoder, files: list[Path], objects: torch.Tensor
+) -> None:
+    views = encoder.prepare(files[: len(BOXES)])
+    encoded = encoder.encode(views, (*ORACLES, "average", "gem"), objects)
+    with torch.no_grad():
+        phi = torch.cat([encoder.backbone(view[None]) for view in views]).double().numpy()
+    assert phi.shape[2:] == (4, 4)
+    weights = np.stack([share(box, 32, 4, 4) for box in BOXES])
+    np.testing.assert_allclose(encoded.masks["box"].numpy(), weights, atol=1e-6)
+    np.testing.assert_allclose(encoded.features["box"][0].numpy(), phi[0, :, 2, 1], rtol=1e-5, atol=1e-6)
+    for name, power in (("box", 1.0), ("box-gem", 3.0)):
+        blank = weights.sum((1, 2)) == 0
+        assert blank.tolist() == [False, False, False, False, True]
+        base = np.clip(phi, 1e-6, None) if power == 3 else phi
+        expected = pooled(base, weights + blank[:, None, None], power)
+        np.testing.assert_allclose(encoded.features[name].numpy(), expected, rtol=1e-4, atol=1e-6)
+    for oracle, plain in (("box", "average"), ("box-gem", "gem")):
+        for whole in (2, 4):  # the object is everywhere, or nowhere
+            torch.testing.assert_close(encoded.features[oracle][whole], encoded.features[plain][whole])
+        assert not torch.allclose(encoded.features[oracle][0], encoded.features[plain][0])
+
+
+def test_objects_change_no_other_feature_and_no_neighbour(
+    encoder: Encoder, files: list[Path], objects: torch.Tensor
+) -> None:
+    views = encoder.prepare(files[: len(BOXES)])
+    told, untold = encoder.encode(views, (*POOLINGS, *ORACLES), objects), encoder.encode(views, POOLINGS)
+    assert untold.masks.keys() == {"energy", "rationale"}
+    assert told.masks.keys() == {"energy", "rationale", "box"}
+    for kind in ("energy", "rationale"):
+        assert torch.equal(told.masks[kind], untold.masks[kind])
+    for encoded in (told, untold):
+        assert torch.equal(encoded.attention, encoded.masks["rationale"])
+    for name in POOLINGS:
+        assert torch.equal(told.features[name], untold.features[name])
+    order = [3, 0, 4]
+    some = encoder.encode(views[order], ORACLES, objects[order].float())
+    for name in ORACLES:
+        assert torch.equal(some.features[name], told.features[name][order])
+
+
+def test_the_mask_of_each_pooling_is_kept(encoder: Encoder, files: list[Path]) -> None:
+    views = encoder.prepare(files)
+    masks = encoder.encode(views, POOLINGS).masks
+    assert torch.equal(masks["energy"], encoder.pooled("energy").attend(views))
+    assert torch.equal(masks["rationale"], encoder.pooled("rationale").attend(views))
+    assert not torch.allclose(masks["energy"], masks["rationale"])
+    assert encoder.pooled("gem").encode(views, ("gem",)).masks.keys() == {"energy"}
+
+
+def test_an_oracle_must_be_told(encoder: Encoder, files: list[Path], objects: torch.Tensor) -> None:
+    for name in ORACLES:
+        with pytest.raises(FineSightError, match=f"'{name}'.*where the objects are"):
+            encoder.embed(files, name)
+    for wrong in (objects, objects[:2, :16]):
+        with pytest.raises(ValueError, match="objects"):
+            encoder.encode(encoder.prepare(files[:2]), ("box",), wrong)
 
 
 # --- on disk ----------------------------------------------------------------------------------------------------------

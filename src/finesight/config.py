@@ -29,6 +29,8 @@ class OptimConfig(_Model):
     lr: float = Field(0.03, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
+    backbone_share: float = Field(1.0, ge=0, le=1)  # of lr, for the backbone: below 1 spares what it knows already
+    hold_epochs: float = Field(0.0, ge=0)  # the backbone waits until the new head sends it a gradient worth having
     warmup_epochs: float = Field(0.0, ge=0)
     cosine: Literal["epoch", "step"] = "epoch"  # how often the rate changes; MoCo v2: once an epoch
     accumulate: int = Field(1, ge=1)
@@ -49,6 +51,7 @@ class TrainConfig(_Model):
     data: str
     method: str = "lcr"
     limit_images: int | None = Field(None, ge=2)
+    limit_classes: int | None = Field(None, ge=2)  # the first classes of a labelled source
     epochs: int = Field(100, ge=1)
     batch: int = Field(128, ge=2)  # over all devices
     seed: int = Field(0, ge=0)
@@ -56,6 +59,7 @@ class TrainConfig(_Model):
     objective: MoCoConfig = MoCoConfig()
     rationale: RationaleConfig | None = None
     views: ViewConfig = ViewConfig()
+    test_resolution: int | None = Field(None, ge=16)  # pixels the encoder is used at; None: those it is trained at
     optim: OptimConfig = OptimConfig()
     validation: ValidationConfig = ValidationConfig()
 
@@ -66,6 +70,10 @@ class TrainConfig(_Model):
             return fixed
         assert self.rationale is not None
         return self.rationale.pooling
+
+    @property
+    def encoder_resolution(self) -> int:
+        return self.test_resolution or self.views.resolution
 
     def located(self) -> TrainConfig:
         """With absolute paths: the same files from whichever folder a run is continued."""

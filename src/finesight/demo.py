@@ -16,13 +16,14 @@ from finesight import __version__
 from finesight.config import RuntimeConfig, build_config
 from finesight.data.lookalikes import LookalikesConfig, habitats, make_lookalikes
 from finesight.encoder import Encoder
-from finesight.evaluation.evaluate import Evaluation, evaluate
+from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
 from finesight.evaluation.retrieval import neighbours
 from finesight.nn.pooling_config import PoolingName
 from finesight.report.figures import attention_overlays, retrieval_rows, score_bars
 from finesight.report.html import Section, build_report
 from finesight.report.run_report import PICTURES, picture_sections, pixels, score_table, search_rows
-from finesight.training.train import train_and_report, untrained_encoder
+from finesight.training.export import untrained_encoder
+from finesight.training.train import train_and_report
 
 SETTINGS: dict[str, Any] = {
     "backbone.name": "test_resnet",
@@ -82,12 +83,13 @@ def run_demo(out: Path, seed: int, *, progress: bool = True) -> Demo:
     config = build_config({**SETTINGS, **RATIONALE, "data": str(data.root), "method": "lcr", "seed": seed})
     run = train_and_report(config, root / "lcr", runtime)
     encoders = {"untrained": untrained_encoder(config), "trained": Encoder.load(run.root)}
-    evaluations = {
-        system: evaluate(
-            encoders[network], data, pooling=pooling, linear=False, cache_dir=runtime.cache_dir, progress=progress
+    scored = {
+        network: evaluate_poolings(
+            encoder, data, _poolings(network), linear=False, cache_dir=runtime.cache_dir, progress=progress
         )
-        for system, (network, pooling) in SYSTEMS.items()
+        for network, encoder in encoders.items()
     }
+    evaluations = {system: scored[network][pooling] for system, (network, pooling) in SYSTEMS.items()}
     results: dict[str, Any] = {
         "command": f"finesight demo --seed {seed}",
         "seed": seed,
@@ -106,6 +108,10 @@ def run_demo(out: Path, seed: int, *, progress: bool = True) -> Demo:
     report = root / "report.html"
     _write_report(report, table, encoders["trained"], evaluations)
     return Demo(results, table, report)
+
+
+def _poolings(network: str) -> list[PoolingName]:
+    return [pooling for other, pooling in SYSTEMS.values() if other == network]
 
 
 def _same_background(evaluation: Evaluation) -> dict[str, float]:

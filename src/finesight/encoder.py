@@ -25,8 +25,8 @@ from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD, centre_view
 from finesight.errors import FineSightError, SkipImage
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling import attention_mask, energy_map, pool_by_name, uses_rationale
-from finesight.nn.pooling_config import PoolingName
+from finesight.nn.pooling import attention_mask, energy_map, mask_kind, object_share, pool_by_name, uses_rationale
+from finesight.nn.pooling_config import ORACLES, POOLINGS, AnyPooling, MaskName, PoolingName
 from finesight.rationale.branch import FittingBranch
 from finesight.rationale.config import RationaleConfig
 
@@ -52,10 +52,15 @@ class EncoderConfig(BaseModel):
 
 @dataclass(frozen=True)
 class Encoded:
-    """Features by pooling, and the attention map, of N images."""
+    """Features by pooling, and every mask there is to pool with, of N images."""
 
-    features: dict[PoolingName, Tensor]  # (N, C) each
-    attention: Tensor  # (N, H, W) in [0, 1]
+    features: dict[AnyPooling, Tensor]  # (N, C) each
+    masks: dict[MaskName, Tensor]  # (N, H, W) each, in [0, 1]; "energy" always
+
+    @property
+    def attention(self) -> Tensor:
+        """The rationale's where there is one, else channel energy."""
+        return self.masks.get("rationale", self.masks["energy"])
 
 
 class Encoder(nn.Module):
@@ -64,6 +69,7 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig, backbone: Backbone, branch: FittingBranch | None = None) -> None:
         super().__init__()
         self.config, self.backbone, self.branch = config, backbone, branch
+        self.others: dict[str, FittingBranch] = {}  # more branches to pool with, for comparing; never saved
         if uses_rationale(config.pooling) and branch is None:
             raise FineSightError(f"Pooling {config.pooling!r} needs a trained rationale; this encoder has none.")
         self.eval()
@@ -123,41 +129,74 @@ class Encoder(nn.Module):
         return centre_view(canvas, sizes, self.config.resolution, self.config.mean, self.config.std)
 
     @torch.no_grad()
-    def encode(self, views: Tensor, poolings: Sequence[PoolingName]) -> Encoded:
-        """Features under each of ``poolings`` and the attention map.
+    def encode(self, views: Tensor, poolings: Sequence[AnyPooling], objects: Tensor | None = None) -> Encoded:
+        """Features under each of ``poolings``, and the masks. An oracle pooling needs ``objects`` (N, R, R): where the
+        object is in each view; an image whose object is nowhere is pooled plainly.
 
         One image at a time on the CPU: kernels chosen by batch size would otherwise change a feature's last bits with
         its batch-mates. On a GPU the batch goes through as it is, and so it does for the reading ``released``, whose
         masks are meant to depend on the batch.
         """
+        self._check(poolings, views, objects)
         together = self.device.type != "cpu" or self._mask_range == "batch"
-        pieces = torch.split(views, len(views) if together else 1)
-        encoded = [self._encode(piece.to(self.device), poolings) for piece in pieces]
-        features = {name: torch.cat([e.features[name] for e in encoded]).cpu() for name in poolings}
-        return Encoded(features, torch.cat([e.attention for e in encoded]).cpu())
+        size = len(views) if together else 1
+        pieces = torch.split(views, size)
+        shapes = torch.split(objects, size) if objects is not None else [None] * len(pieces)
+        encoded = [self._encode(piece, poolings, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        return Encoded(
+            {name: torch.cat([e.features[name] for e in encoded]).cpu() for name in poolings},
+            {kind: torch.cat([e.masks[kind] for e in encoded]).cpu() for kind in encoded[0].masks},
+        )
 
-    def _encode(self, views: Tensor, poolings: Sequence[PoolingName]) -> Encoded:
-        phi = self.backbone(views).float()
-        mask = self.mask(phi)
+    def _check(self, poolings: Sequence[AnyPooling], views: Tensor, objects: Tensor | None) -> None:
         for name in poolings:
             if uses_rationale(name) and self.branch is None:
                 raise FineSightError(f"Pooling {name!r} needs a trained rationale; this encoder has none.")
-        features = {name: pool_by_name(name, phi, mask) for name in poolings}
-        return Encoded(features, mask)
+            kind = mask_kind(name)
+            if kind is not None and kind not in ("energy", "rationale", "box", *map(other_mask, self.others)):
+                raise FineSightError(f"There is no pooling {name!r}. There are: {', '.join(POOLINGS)}.")
+            if name in ORACLES and objects is None:
+                raise FineSightError(f"Pooling {name!r} is a control: it needs to be told where the objects are.")
+        if objects is not None and objects.shape != (len(views), *views.shape[2:]):
+            raise ValueError(f"views {tuple(views.shape)} but objects {tuple(objects.shape)}")
 
-    def mask(self, phi: Tensor) -> Tensor:
-        """A' of Eq. 8. (N, C, H, W) -> (N, H, W)
+    def _encode(self, views: Tensor, poolings: Sequence[AnyPooling], objects: Tensor | None) -> Encoded:
+        phi = self.backbone(views.to(self.device)).float()
+        masks: dict[MaskName, Tensor] = {"energy": attention_mask(energy_map(phi))}
+        if self.branch is not None:
+            masks["rationale"] = self.mask(phi)
+            masks |= {other_mask(name): self.mask(phi, branch) for name, branch in self.others.items()}
+        if objects is not None:
+            masks["box"] = object_share(objects.to(self.device), *phi.shape[2:])
+        return Encoded({name: pool_by_name(name, phi, masks) for name in poolings}, masks)
+
+    def mask(self, phi: Tensor, branch: FittingBranch | None = None) -> Tensor:
+        """A' of Eq. 8, by the encoder's branch or another. (N, C, H, W) -> (N, H, W)
 
         Taken literally (``mask_divisor="max"``) it is negative where all of A is; such a mask says nothing.
         """
-        if self.branch is None or self.config.rationale is None:
+        branch = branch or self.branch
+        if branch is None or self.config.rationale is None:
             return attention_mask(energy_map(phi))
         divisor = self.config.rationale.mask_divisor
-        return attention_mask(self.branch(phi), over=self._mask_range, divisor=divisor).clamp(min=0)
+        return attention_mask(branch(phi), over=self._mask_range, divisor=divisor).clamp(min=0)
 
     @property
     def _mask_range(self) -> Literal["image", "batch"]:
         return self.config.rationale.mask_range if self.config.rationale is not None else "image"
+
+    def beside(self, others: dict[str, FittingBranch]) -> Encoder:
+        """The same network with more branches to pool by (``rationale:NAME``), each in the same pass."""
+        encoder = Encoder(self.config, self.backbone, self.branch)
+        encoder.others = others
+        return encoder
+
+    def fresh_branch(self, seed: int) -> FittingBranch:
+        """A branch as training finds it: what it pools is the control for having learnt."""
+        assert self.config.rationale is not None
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(seed)
+            return FittingBranch(self.channels, self.config.rationale).to(self.device).eval()
 
     # --- on disk --------------------------------------------------------------------------------------------------
 
@@ -204,6 +243,11 @@ class Encoder(nn.Module):
         backbone = Backbone(config.backbone, load=load)
         branch = FittingBranch(backbone.channels, config.rationale) if config.rationale else None
         return cls(config, backbone, branch)
+
+
+def other_mask(name: str) -> MaskName:
+    """What the mask of one of ``Encoder.others`` is called; a pooling by it is this, or this with ``-gem``."""
+    return f"rationale:{name}"
 
 
 def _nothing_to_load(folder: Path) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,12 +14,16 @@ import pytest
 from PIL import Image
 
 import finesight
+from finesight.api import frozen
 from finesight.data.sources import open_source
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation import evaluate as module
-from finesight.evaluation.evaluate import evaluate, split_indices
+from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings, split_indices
 from finesight.evaluation.linear import linear_probe
+from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.pooling_config import ORACLES, POOLINGS
+from finesight.rationale.config import READINGS
 from processes import Finished, command, refused, succeeded
 
 PLAIN = ("--backbone", "test_resnet", "--weights", "random", "--resolution", "32", "--output-stride", "8")
@@ -195,11 +200,128 @@ def test_boxes_will_do_where_there_are_no_masks(encoder: Encoder, birds: Path) -
     assert 0 < half["localization"]["inside"] < 100
 
 
+# --- several poolings in one pass -------------------------------------------------------------------------------------
+
+
+def same(one: Evaluation, other: Evaluation) -> None:
+    """Exactly, features and per-query outcomes included."""
+    assert list(one.scores) == list(other.scores)
+    assert one.scores == other.scores
+    assert one.pooling == other.pooling
+    assert one.extracted.features.keys() == other.extracted.features.keys() == {one.pooling}
+    assert np.array_equal(one.extracted.features[one.pooling], other.extracted.features[one.pooling])
+    assert one.extracted.masks.keys() == other.extracted.masks.keys()
+    assert np.array_equal(one.extracted.attention, other.extracted.attention)
+    for name in ("hit1", "hit5", "ap"):
+        assert np.array_equal(getattr(one.queries, name), getattr(other.queries, name))
+
+
+@pytest.fixture
+def forwards(encoder: Encoder) -> Iterator[list[int]]:
+    """How many images the backbone is given, call by call."""
+    seen: list[int] = []
+    handle = encoder.backbone.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
+    yield seen
+    handle.remove()
+
+
+def test_all_poolings_at_once_are_each_alone(encoder: Encoder, birds: Path) -> None:
+    poolings = (*POOLINGS[::-1], *ORACLES)
+    together = evaluate_poolings(encoder, birds, poolings, fractions=(50,), progress=False)
+    assert tuple(together) == poolings
+    for name in poolings:
+        same(together[name], evaluate(encoder, birds, pooling=name, fractions=(50,), progress=False))
+    assert len({evaluation.scores["retrieval"]["mAP"] for evaluation in together.values()}) > 1
+    maps = {name: evaluation.scores.get("localization", {}).get("map") for name, evaluation in together.items()}
+    masked = dict.fromkeys(("energy", "energy-gem", "rationale", "rationale-gem"), "attention")
+    assert maps == {**masked, "average": "uniform", "gem": "uniform", "box": None, "box-gem": None}
+
+
+def test_all_poolings_at_once_where_train_images_are_searched_too(encoder: Encoder, class_folders: Path) -> None:
+    poolings = ("average", "rationale-gem")
+    together = evaluate_poolings(encoder, class_folders, poolings, linear=False, progress=False)
+    for name in poolings:
+        assert together[name].queries.queries == 48
+        same(together[name], evaluate(encoder, class_folders, pooling=name, linear=False, progress=False))
+
+
+def test_every_image_is_embedded_once(encoder: Encoder, birds: Path, class_folders: Path, forwards: list[int]) -> None:
+    expected = ((birds, True, 48 + 24), (birds, False, 24), (class_folders, True, 48), (class_folders, False, 48))
+    for data, linear, images in expected:
+        forwards.clear()
+        evaluate_poolings(encoder, data, POOLINGS, linear=linear, probed=("gem",), fractions=(20,), progress=False)
+        assert sum(forwards) == images
+
+
+def test_only_what_is_asked_for_is_probed(encoder: Encoder, birds: Path, forwards: list[int]) -> None:
+    poolings = ("average", "gem", "energy")
+    some = evaluate_poolings(encoder, birds, poolings, probed=("gem",), fractions=(50,), progress=False)
+    assert [name for name in poolings if "linear" in some[name].scores] == ["gem"]
+    same(some["gem"], evaluate(encoder, birds, pooling="gem", fractions=(50,), progress=False))
+    forwards.clear()
+    none = evaluate_poolings(encoder, birds, poolings, probed=(), progress=False)
+    assert not any("linear" in evaluation.scores for evaluation in none.values())
+    assert sum(forwards) == 24, "train images are of no use then"
+    off = evaluate_poolings(encoder, birds, poolings, linear=False, probed=("gem",), progress=False)
+    assert not any("linear" in evaluation.scores for evaluation in off.values())
+    with pytest.raises(ValueError, match="energy-gem"):
+        evaluate_poolings(encoder, birds, poolings, probed=("energy-gem",), progress=False)
+
+
+def test_a_mask_over_the_batch_changes_other_poolings_by_rounding_alone(encoder: Encoder, birds: Path) -> None:
+    assert encoder.config.rationale is not None
+    batch = encoder.config.rationale.model_copy(update={"mask_range": READINGS["released"].mask_range})
+    other = Encoder(encoder.config.model_copy(update={"rationale": batch}), encoder.backbone, encoder.branch)
+    together = evaluate_poolings(other, birds, ("average", "rationale"), linear=False, progress=False)
+    alone = {name: evaluate(other, birds, pooling=name, linear=False, progress=False) for name in together}
+    same(together["rationale"], alone["rationale"])
+    features = [which["average"].extracted.features["average"] for which in (together, alone)]
+    np.testing.assert_allclose(*features, rtol=1e-4, atol=1e-6)
+
+
+def test_each_query_is_kept(encoder: Encoder, birds: Path) -> None:
+    evaluation = evaluate(encoder, birds, linear=False, progress=False)
+    found, queries = evaluation.scores["retrieval"], evaluation.queries
+    assert queries.summary() == found
+    assert queries.hit1.shape == queries.hit5.shape == queries.ap.shape == (24,)
+    assert found["rank1"] == pytest.approx(100 * queries.hit1.mean())
+    assert found["mAP"] == pytest.approx(100 * queries.ap.mean())
+
+
+def test_an_encoder_without_a_branch(birds: Path) -> None:
+    plain = frozen(BackboneConfig(name="test_resnet", weights="random", output_stride=8), 32)
+    scored = evaluate_poolings(plain, birds, ("average", "energy", "box"), linear=False, progress=False)
+    assert scored["energy"].scores["localization"]["map"] == "attention"
+    with pytest.raises(FineSightError, match="needs a trained rationale"):
+        evaluate_poolings(plain, birds, ("average", "rationale"), linear=False, progress=False)
+
+
+def test_a_told_feature_is_about_the_object(birds: Path, encoder: Encoder) -> None:
+    """The oracle is given the box where there are no masks; a box around everything is an average."""
+    source = open_source(birds)
+    whole = np.tile(np.float32([0, 0, 40, 40]), (len(source), 1))
+    everywhere = evaluate_poolings(
+        encoder, replace(source, masks=None, boxes=whole), ("box", "average"), linear=False, progress=False
+    )
+    features = [everywhere[name].extracted.features[name] for name in ("box", "average")]
+    np.testing.assert_allclose(*features, rtol=1e-5, atol=1e-6)
+    half = replace(source, masks=None, boxes=whole * np.float32([1, 1, 0.5, 1]))
+    left = evaluate(encoder, half, pooling="box", linear=False, progress=False)
+    assert np.array_equal(left.extracted.attention[0], np.tile(np.float32([1, 1, 0, 0]), (4, 1)))
+    assert not np.allclose(left.extracted.features["box"], features[1])
+
+
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
 def test_no_labels_no_scores(lcr: Path, unlabelled: Path) -> None:
     refused(command("evaluate", lcr, "--data", unlabelled), "has no labels", "path,label", "finesight embed")
+
+
+def test_no_boxes_no_oracle(encoder: Encoder, class_folders: Path, forwards: list[int]) -> None:
+    with pytest.raises(FineSightError, match=r"'box'.*neither object masks nor boxes"):
+        evaluate_poolings(encoder, class_folders, ("average", "box"), linear=False, progress=False)
+    assert not forwards, "said before the work"
 
 
 def test_a_split_without_test_images(encoder: Encoder, birds: Path) -> None:

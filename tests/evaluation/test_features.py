@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import finesight
@@ -14,6 +15,7 @@ from finesight.api import frozen
 from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.data.sources import open_source
 from finesight.encoder import Encoder
+from finesight.errors import FineSightError
 from finesight.evaluation import features as module
 from finesight.evaluation.features import extract, object_masks
 from finesight.nn.backbone_config import BackboneConfig
@@ -41,6 +43,41 @@ def test_pieces_do_not_matter(
         assert np.array_equal(found.features[name], expected)
     assert np.array_equal(found.attention, encoder.attend([cache.source.file(int(i)) for i in order]).numpy())
     assert found.attention.shape == (13, 4, 4)
+    assert np.array_equal(found.masks["rationale"], found.attention)
+    alone = extract(encoder.pooled("energy"), cache, order, ("energy",), progress=False)
+    assert np.array_equal(found.masks["energy"], alone.masks["energy"])
+    assert np.array_equal(found.only("average").attention, alone.attention)
+    assert found.only("average").features.keys() == {"average"}
+    assert found.only("rationale").masks.keys() == {"rationale"}
+
+
+@pytest.mark.parametrize("size", [3, 64])
+def test_an_oracle_sees_the_object_of_its_own_image(
+    encoder: Encoder, cache: DecodedCache, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(module, "BATCH", size)
+    order = np.random.default_rng(1).permutation(len(cache))[:8]
+    found = extract(encoder, cache, order, ("box", "average"), progress=False)
+    masks = [mask for mask in object_masks(cache, order, 32) if mask is not None]
+    cells = np.stack(masks).reshape(8, 4, 8, 4, 8).mean(axis=(2, 4))  # (N, 32, 32) -> (N, 4, 4)
+    np.testing.assert_allclose(found.masks["box"], cells, atol=1e-6)
+    views = encoder.view(*cache.batch(order))
+    with torch.no_grad():
+        phi = encoder.backbone(views).double().numpy()
+    expected = np.einsum("nchw,nhw->nc", phi, cells) / cells.sum((1, 2))[:, None]
+    np.testing.assert_allclose(found.features["box"], expected, rtol=1e-4, atol=1e-6)
+    assert found.only("box").masks.keys() == {"box"}
+
+
+def test_objects_are_looked_up_for_an_oracle_only(
+    encoder: Encoder, cache: DecodedCache, unlabelled: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = open_cache(open_source(unlabelled), 37, progress=False)
+    with pytest.raises(FineSightError, match=r"'box-gem'.*neither object masks nor boxes") as caught:
+        extract(encoder, plain, np.arange(3), ("average", "box-gem"), progress=False)
+    assert str(unlabelled) in str(caught.value)
+    monkeypatch.setattr(DecodedCache, "mask", lambda *_: pytest.fail("a mask was read"))
+    extract(encoder, cache, np.arange(3), ("average", "rationale"), progress=False)
 
 
 def test_masks_are_cropped_as_the_encoder_crops(birds: Path, cache: DecodedCache) -> None:

@@ -7,8 +7,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finesight.nn.pooling import attention_mask, energy_map, pool, pool_by_name, uses_rationale
-from finesight.nn.pooling_config import POOLINGS, PoolingName
+from finesight.nn.pooling import (
+    attention_mask,
+    energy_map,
+    mask_kind,
+    object_share,
+    pool,
+    pool_by_name,
+    uses_rationale,
+)
+from finesight.nn.pooling_config import ORACLES, POOLINGS, PoolingName
+from reference.boxes import share as share_reference
 from reference.pooling import mask as mask_reference
 from reference.pooling import pooled as pooled_reference
 
@@ -118,14 +127,29 @@ def test_energy_is_the_sum_over_channels() -> None:
 
 
 def test_poolings_by_name() -> None:
-    phi, mask = random(2, 5, 3, 4).abs(), random(2, 3, 4, seed=1).abs()
-    energy = mask_reference(phi.numpy().sum(1), over="image", divisor="shifted_max")
-    weights = {"average": np.ones((2, 3, 4)), "energy": energy, "rationale": mask.numpy()}
+    phi = random(2, 5, 3, 4).abs()
+    masks = {kind: random(2, 3, 4, seed=seed).abs() for seed, kind in enumerate(("energy", "rationale", "box"), 1)}
     assert get_args(PoolingName) == POOLINGS
-    for name in POOLINGS:
-        kind = "average" if name == "gem" else name.removesuffix("-gem")
-        expected = pooled_reference(phi.numpy(), weights[kind], power=3.0 if name.endswith("gem") else 1.0)
-        np.testing.assert_allclose(pool_by_name(name, phi, mask).numpy(), expected, rtol=1e-10)
+    assert not set(POOLINGS) & set(ORACLES)
+    for name in (*POOLINGS, *ORACLES):
+        kind = None if name in ("average", "gem") else name.removesuffix("-gem")
+        weights = np.ones((2, 3, 4)) if kind is None else masks[kind].numpy()
+        expected = pooled_reference(phi.numpy(), weights, power=3.0 if name.endswith("gem") else 1.0)
+        np.testing.assert_allclose(pool_by_name(name, phi, masks).numpy(), expected, rtol=1e-10)
+        assert mask_kind(name) == kind
         assert uses_rationale(name) == (kind == "rationale")
-        if kind != "rationale":
-            assert torch.equal(pool_by_name(name, phi), pool_by_name(name, phi, mask))
+        needed = {} if kind is None else {kind: masks[kind]}
+        assert torch.equal(pool_by_name(name, phi, needed), pool_by_name(name, phi, masks))
+
+
+@pytest.mark.parametrize(("rows", "columns"), [(4, 4), (1, 1), (2, 8), (32, 32)])
+@pytest.mark.parametrize("box", [(0, 0, 32, 32), (8, 16, 8, 8), (3, 5, 13, 1), (31, 0, 1, 32), (0, 0, 0, 0)])
+def test_object_share_is_the_area_of_the_box_in_each_cell(
+    box: tuple[int, int, int, int], rows: int, columns: int
+) -> None:
+    x, y, width, height = box
+    objects = torch.zeros(2, 32, 32, dtype=torch.bool)
+    objects[1, y : y + height, x : x + width] = True
+    share = object_share(objects, rows, columns)
+    assert not share[0].any()
+    np.testing.assert_allclose(share[1].numpy(), share_reference(box, 32, rows, columns), atol=1e-6)

@@ -140,6 +140,7 @@ CHANGES: list[tuple[dict[str, Any], set[str]]] = [
     ({"input_norm": "none"}, EVERYTHING - {"target"}),
     ({"branch_norm": "batch"}, EVERYTHING - {"target"}),
     ({"projections": 8}, EVERYTHING - {"target"}),
+    ({"study": (2,)}, {"loss"}),
     ({"attention_scale": "image"}, {"loss", "encoder", "branch"}),
     ({"attention_scale": "batch"}, {"loss", "encoder", "branch"}),
     ({"softmax_over": "rows"}, {"loss", "encoder", "branch"}),
@@ -226,12 +227,15 @@ def test_without_rationale_the_loss_is_the_contrastive_one() -> None:
 def test_branch_takes_its_own_adam_step_or_a_part_of_the_sgd(reading: ReadingName) -> None:
     module = training_module(**{"rationale.reading": reading})
     assert module.rationale is not None
-    encoder, branch = module.optimizer.param_groups
+    backbone, heads, branch = module.optimizer.param_groups
     own = READINGS[reading].branch_lr
     assert (branch["adam"], branch["base_lr"]) == ((False, 0.03) if own is None else (True, own))
-    assert (encoder["adam"], encoder["base_lr"]) == (False, 0.03)
+    assert [(group["adam"], group["base_lr"]) for group in (backbone, heads)] == [(False, 0.03)] * 2
     assert {id(p) for p in branch["params"]} == {id(p) for p in module.rationale.parameters()}
-    assert {id(p) for p in encoder["params"]} == {id(p) for p in module.objective.parameters() if p.requires_grad}
+    trained = {id(p) for p in module.objective.parameters() if p.requires_grad}
+    own = {id(p) for p in module.objective.backbone.parameters() if p.requires_grad}
+    assert {id(p) for p in backbone["params"]} == own
+    assert {id(p) for p in heads["params"]} == trained - own
 
 
 @pytest.mark.parametrize("reading", READINGS)

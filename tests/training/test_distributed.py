@@ -26,7 +26,7 @@ from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.distributed import gather, mean_over_ranks, shuffled_forward
 from finesight.training.batches import step_generator
-from finesight.training.train import untrained_encoder
+from finesight.training.export import untrained_encoder
 from processes import TIMEOUT, TINY, environment, rows, start_server, trained
 
 RANKS, EACH, WIDTH = 2, 6, 5

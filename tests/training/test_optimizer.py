@@ -153,3 +153,16 @@ def test_nothing_moves_before_a_rate_is_set_and_the_closure_is_run_with_gradient
     assert ours.step(closure) == pytest.approx(expected)
     assert all(torch.equal(p, was) for p, was in zip(encoder + branch, before, strict=True))
     assert all(p.grad is not None for p in encoder + branch)
+
+
+def test_a_group_at_rate_zero_neither_moves_nor_gathers_momentum() -> None:
+    waiting, moving = weights(0), weights(1)
+    optimizer = both_kinds(waiting, moving)
+    start = copy.deepcopy(waiting)
+    for parameter, gradient in zip(waiting + moving, gradients(0) + gradients(1), strict=True):
+        parameter.grad = gradient
+    optimizer.param_groups[0]["lr"], optimizer.param_groups[1]["lr"] = 0.0, 0.1
+    optimizer.step()
+    assert all(torch.equal(a, b) for a, b in zip(waiting, start, strict=True))
+    assert not any(optimizer.state[p] for p in waiting)
+    assert all(optimizer.state[p] for p in moving)

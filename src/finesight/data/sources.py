@@ -56,6 +56,14 @@ class ImageSource:
         """The ``train`` or ``test`` images; all of them when the source knows no splits."""
         return self if self.splits is None else self.select(self.splits == name)
 
+    def first_classes(self, count: int) -> ImageSource:
+        """The images of the first ``count`` classes."""
+        if self.labels is None:
+            raise FineSightError(f"{self.root} has no classes, so it cannot be limited to the first {count} of them.")
+        if count > len(self.classes):
+            raise FineSightError(f"{self.root} has {len(self.classes)} classes: it cannot be limited to {count}.")
+        return self.select((self.labels >= 0) & (self.labels < count))
+
     def file(self, i: int) -> Path:
         return self.root / str(self.paths[i])
 

@@ -1,4 +1,4 @@
-"""Features and attention of many images, extracted once from the decoded cache."""
+"""Features and masks of many images, extracted once from the decoded cache."""
 
 from __future__ import annotations
 
@@ -6,12 +6,16 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from finesight.console import track
 from finesight.data.cache import DecodedCache
-from finesight.encoder import Encoder
-from finesight.nn.pooling_config import PoolingName
+from finesight.data.sources import ImageSource
+from finesight.encoder import Encoded, Encoder
+from finesight.errors import FineSightError
+from finesight.nn.pooling import mask_kind
+from finesight.nn.pooling_config import ORACLES, AnyPooling, MaskName
 
 BATCH = 64
 
@@ -20,28 +24,51 @@ BATCH = 64
 class Extracted:
     """In the order of the indices asked for."""
 
-    features: dict[PoolingName, NDArray[np.float32]]  # (N, C) each
-    attention: NDArray[np.float32]  # (N, H, W)
+    features: dict[AnyPooling, NDArray[np.float32]]  # (N, C) each
+    masks: dict[MaskName, NDArray[np.float32]]  # (N, H, W) each
+    attention: NDArray[np.float32]  # (N, H, W): one of the masks
+
+    def only(self, name: AnyPooling) -> Extracted:
+        """What ``name`` alone would have given: its attention is the mask it used, channel energy if it used none."""
+        kind = shown_mask(name)
+        return Extracted({name: self.features[name]}, {kind: self.masks[kind]}, self.masks[kind])
+
+
+def shown_mask(name: AnyPooling) -> MaskName:
+    """The mask that stands for a pooling in pictures: channel energy for one that weighs nothing."""
+    return mask_kind(name) or "energy"
 
 
 def extract(
     encoder: Encoder,
     cache: DecodedCache,
     indices: NDArray[np.int64],
-    poolings: Sequence[PoolingName],
+    poolings: Sequence[AnyPooling],
     *,
     progress: bool = True,
 ) -> Extracted:
     """Embed ``indices`` of the cache under each pooling with one forward pass."""
-    features: dict[PoolingName, list[NDArray[np.float32]]] = {name: [] for name in poolings}
-    attention: list[NDArray[np.float32]] = []
+    oracles = [name for name in poolings if name in ORACLES]
+    if oracles and not has_objects(cache.source):
+        raise FineSightError(
+            f"Pooling {oracles[0]!r} looks at the annotated object, and {cache.source.root} has neither object masks "
+            "nor boxes. Leave it out, or give a data set that has them (CUB-200-2011, the drawn look-alikes)."
+        )
     pieces = [indices[start : start + BATCH] for start in range(0, len(indices), BATCH)]
-    for piece in track(pieces, len(pieces), "embedding", show=progress):
-        encoded = encoder.encode(encoder.view(*cache.batch(piece)), poolings)
-        attention.append(encoded.attention.numpy())
-        for name, values in encoded.features.items():
-            features[name].append(values.numpy())
-    return Extracted({name: np.concatenate(parts) for name, parts in features.items()}, np.concatenate(attention))
+    encoded = [
+        encoder.encode(
+            encoder.view(*cache.batch(piece)),
+            poolings,
+            _objects(cache, piece, encoder.config.resolution) if oracles else None,
+        )
+        for piece in track(pieces, len(pieces), "embedding", show=progress)
+    ]
+    return _joined(encoded)
+
+
+def has_objects(source: ImageSource) -> bool:
+    """Is it known where the objects are?"""
+    return source.masks is not None or source.boxes is not None
 
 
 def object_masks(
@@ -51,6 +78,19 @@ def object_masks(
     for i in indices:
         mask = cache.mask(int(i))
         yield None if mask is None else _centre(mask, resolution)
+
+
+def _objects(cache: DecodedCache, indices: NDArray[np.int64], resolution: int) -> torch.Tensor:
+    """(N, R, R); an image whose object is unknown has it nowhere."""
+    nowhere = np.zeros((resolution, resolution), dtype=bool)
+    masks = [nowhere if mask is None else mask for mask in object_masks(cache, indices, resolution)]
+    return torch.from_numpy(np.stack(masks))
+
+
+def _joined(encoded: Sequence[Encoded]) -> Extracted:
+    features = {name: np.concatenate([e.features[name].numpy() for e in encoded]) for name in encoded[0].features}
+    masks = {kind: np.concatenate([e.masks[kind].numpy() for e in encoded]) for kind in encoded[0].masks}
+    return Extracted(features, masks, masks.get("rationale", masks["energy"]))
 
 
 def _centre(mask: NDArray[np.bool_], resolution: int) -> NDArray[np.bool_]:

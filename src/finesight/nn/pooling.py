@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor
+from torch.nn.functional import adaptive_avg_pool2d
 
-from finesight.nn.pooling_config import PoolingName
+from finesight.nn.pooling_config import AnyPooling, MaskName
 
 GEM_POWER = 3.0
 EPSILON = 1e-7  # the paper's 1e-7 of A'
@@ -51,19 +53,23 @@ def pool(phi: Tensor, mask: Tensor | None = None, *, gem: bool = False) -> Tenso
     return pooled.pow(1 / GEM_POWER) if gem else pooled
 
 
-def uses_rationale(name: PoolingName) -> bool:
+def object_share(objects: Tensor, height: int, width: int) -> Tensor:
+    """The share of each cell of φ's grid that the object covers. (N, R, R) -> (N, H, W)"""
+    return adaptive_avg_pool2d(objects.float()[:, None], (height, width))[:, 0]
+
+
+def mask_kind(name: AnyPooling) -> MaskName | None:
+    """Which mask weighs the positions; none where all count alike."""
+    kind = name.removesuffix("-gem")
+    return None if kind in ("average", "gem") else kind
+
+
+def uses_rationale(name: AnyPooling) -> bool:
+    """By the encoder's own branch or by another one."""
     return name.startswith("rationale")
 
 
-def has_mask(name: PoolingName) -> bool:
-    """Does the pooling weigh positions, or treat them all alike?"""
-    return name not in ("average", "gem")
-
-
-def pool_by_name(name: PoolingName, phi: Tensor, rationale_mask: Tensor | None = None) -> Tensor:
-    """The named pooling; the ``rationale`` ones need the branch's mask."""
-    kind, gem = name.removesuffix("-gem"), name.endswith("gem")
-    if kind == "rationale":
-        assert rationale_mask is not None
-        return pool(phi, rationale_mask, gem=gem)
-    return pool(phi, attention_mask(energy_map(phi)) if kind == "energy" else None, gem=gem)
+def pool_by_name(name: AnyPooling, phi: Tensor, masks: Mapping[MaskName, Tensor]) -> Tensor:
+    """The named pooling, by the one of ``masks`` that it needs."""
+    kind = mask_kind(name)
+    return pool(phi, masks[kind] if kind is not None else None, gem=name.endswith("gem"))

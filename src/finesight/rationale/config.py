@@ -27,6 +27,7 @@ class RationaleConfig(BaseModel):
     detach_target: bool = True  # [8] does φ inside G carry gradient
     # branch: the attention map A
     projections: int = Field(32, ge=1)  # [16] K
+    study: tuple[int, ...] = ()  # other K to fit in the same run, beside the branch and without touching the encoder
     input_norm: Literal["none", "l2"] = "l2"  # φ as the branch sees it
     branch_norm: Literal["none", "batch"] = "none"  # [3] "batch" is conv, BN, ReLU, then max
     attention_scale: Literal["raw", "image", "batch"] = "raw"  # [4] min-max of A before the softmax

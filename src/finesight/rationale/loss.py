@@ -80,6 +80,9 @@ class Rationale(nn.Module):
         super().__init__()
         self.config = config
         self.branch = FittingBranch(channels, config)
+        self.study = nn.ModuleDict(
+            {str(k): FittingBranch(channels, config.model_copy(update={"projections": k})) for k in config.study}
+        )
 
     def forward(self, outcome: Outcome) -> RationaleOutcome:
         config, phi = self.config, outcome.phi
@@ -92,7 +95,10 @@ class Rationale(nn.Module):
         still = phi.detach()
         attention = self.branch(still + config.encoder_gradient * (phi - still))
         loss = rationale_kl(target, attention, config)
-        return RationaleOutcome(loss, target.detach(), attention.detach(), self._health(loss, target, attention))
+        metrics = self._health(loss, target, attention)
+        for branch in self.study.values():
+            loss = loss + rationale_kl(target.detach(), branch(still), config)
+        return RationaleOutcome(loss, target.detach(), attention.detach(), metrics)
 
     @torch.no_grad()
     def _health(self, loss: Tensor, target: Tensor, attention: Tensor) -> dict[str, Tensor]:

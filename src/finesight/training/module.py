@@ -69,8 +69,9 @@ class TrainingModule(L.LightningModule):
             warmup_epochs=optim.warmup_epochs,
             every=optim.cosine,
         )
+        held = batch.step < optim.hold_epochs * self.steps_per_epoch
         for group in self.optimizer.param_groups:
-            group["lr"] = group["base_lr"] * factor
+            group["lr"] = 0.0 if held and group["backbone"] else group["base_lr"] * factor
         self.objective.before_step()
 
     def finish_step(self, batch: Batch) -> None:
@@ -78,7 +79,7 @@ class TrainingModule(L.LightningModule):
         self.objective.after_step(self._outcome)
         del self._outcome
         self.steps.fill_(batch.step + 1)
-        self.metrics["lr"] = self.optimizer.param_groups[0]["lr"]
+        self.metrics["lr"] = self.optimizer.param_groups[1]["lr"]  # the heads', which never wait
 
     def is_finite(self) -> bool:
         """Whether every weight is a number."""
@@ -91,9 +92,14 @@ class TrainingModule(L.LightningModule):
     def _make_optimizer(self) -> SgdAdam:
         branch = list(self.rationale.parameters()) if self.rationale is not None else []
         own_step = self.rationale.config.branch_lr if self.rationale is not None else None
-        trained = [p for p in self.objective.parameters() if p.requires_grad]
+        backbone = [p for p in self.objective.backbone.parameters() if p.requires_grad]
+        known = set(backbone)
+        heads = [p for p in self.objective.parameters() if p.requires_grad and p not in known]
         optim = self.config.optim
-        groups: list[dict[str, Any]] = [{"params": trained, "base_lr": optim.lr}]
+        groups: list[dict[str, Any]] = [
+            {"params": backbone, "base_lr": optim.lr * optim.backbone_share, "backbone": True},
+            {"params": heads, "base_lr": optim.lr},
+        ]
         if own_step is not None:
             groups.append({"params": branch, "base_lr": own_step, "adam": True})
         elif branch:

@@ -24,6 +24,7 @@ class SgdAdam(Optimizer):
             "momentum": momentum,
             "weight_decay": weight_decay,
             "adam": False,
+            "backbone": False,
             "betas": (0.9, 0.999),
             "eps": 1e-8,
         }
@@ -36,6 +37,8 @@ class SgdAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
+            if group["lr"] == 0:  # a group that waits gathers no momentum either
+                continue
             update = self._adam if group["adam"] else self._sgd
             update(group, [p for p in group["params"] if p.grad is not None])
         return loss

@@ -17,6 +17,7 @@ CONTENTS = (
     "checkpoints",
     "encoder",
     "encoder-best",
+    "study.safetensors",
     "skipped.csv",
     "report.html",
     "evaluation.json",
@@ -35,6 +36,7 @@ class RunFolder:
         self.checkpoints = root / "checkpoints"
         self.encoder = root / "encoder"
         self.best_encoder = root / "encoder-best"
+        self.study = root / "study.safetensors"
         self.skipped = root / "skipped.csv"
         self.report = root / "report.html"
         self.evaluation = root / "evaluation.json"

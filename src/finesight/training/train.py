@@ -21,18 +21,20 @@ from finesight.config import RuntimeConfig, TrainConfig
 from finesight.console import console
 from finesight.data.cache import DecodedCache, cache_side, open_cache, write_skipped
 from finesight.data.sources import open_source
-from finesight.encoder import Encoder, EncoderConfig
+from finesight.encoder import Encoder
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.features import extract
 from finesight.evaluation.retrieval import retrieval
 from finesight.training.batches import Batches
 from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepEnd
 from finesight.training.checkpoints import checkpoints, load_checkpoint
+from finesight.training.export import encoder_of, save_encoder
 from finesight.training.metrics import MetricsLog, metric_series
 from finesight.training.module import TrainingModule
 from finesight.training.run import RunFolder
 
 Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
+REPORT_IMAGES = 64  # the report picks its pictures among these
 VALIDATION_NAMES = ("val_rank1", "val_mAP")
 LOGGED = (
     "loss",
@@ -73,8 +75,22 @@ def train_and_report(
         from finesight.report.run_report import write_run_report
 
         cache, _, _ = prepare_data(config, runtime)
-        write_run_report(run, Encoder.load(run.encoder), None, cache)
+        few = np.linspace(0, len(cache) - 1, min(REPORT_IMAGES, len(cache))).round().astype(np.int64)
+        write_run_report(run, Encoder.load(run.encoder), None, encoder_cache(config, runtime, cache, few))
     return run
+
+
+def encoder_cache(
+    config: TrainConfig, runtime: RuntimeConfig, cache: DecodedCache, images: NDArray[np.int64]
+) -> DecodedCache:
+    """These images of the training cache, decoded as large as the encoder is to see them."""
+    return open_cache(
+        cache.source.select(images),
+        cache_side(config.encoder_resolution),
+        cache_dir=runtime.cache_dir,
+        workers=runtime.workers,
+        progress=False,
+    )
 
 
 def prepare_data(
@@ -84,6 +100,8 @@ def prepare_data(
     source = open_source(config.data)
     if run is not None:
         console.print(source.describe())
+    if config.limit_classes is not None:
+        source = source.first_classes(config.limit_classes)
     source = source.split("train")
     if config.limit_images is not None and config.limit_images < len(source):
         picked = np.random.default_rng([config.seed, 1]).permutation(len(source))[: config.limit_images]
@@ -162,7 +180,7 @@ def _fit(
             console.print(f"Continuing at step {start} of {batches.total}.")
         names = [*LOGGED, *(LOGGED_RATIONALE if config.rationale else ()), *VALIDATION_NAMES]
         log = MetricsLog(run.metrics_file, names, run.root / "tensorboard", start)
-        validate = _validator(config, run, module, cache, held_out)
+        validate = _validator(config, runtime, run, module, cache, held_out)
         journal = Journal(
             log,
             console,
@@ -193,7 +211,7 @@ def _fit(
         steps = f"{int(module.steps)} of {batches.total} steps"
         raise Interrupted(saver.interrupted, f"Stopped after {steps}; all is saved. The same command continues.")
     if main:
-        _save_encoder(config, run, module)
+        save_encoder(config, run, module)
 
 
 def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
@@ -230,6 +248,7 @@ def _precision(runtime: RuntimeConfig) -> Precision:
 
 def _validator(
     config: TrainConfig,
+    runtime: RuntimeConfig,
     run: RunFolder,
     module: TrainingModule,
     cache: DecodedCache,
@@ -239,14 +258,17 @@ def _validator(
     labels = cache.source.labels
     if labels is None or len(held_out) < 2 or np.unique(labels[held_out], return_counts=True)[1].max() < 2:
         return None
+    seen = encoder_cache(config, runtime, cache, held_out)
+    labels = seen.source.labels
+    assert labels is not None
     best = max((value for _, value in metric_series(run.metrics_file).get("val_rank1", [])), default=-1.0)
 
     def validate() -> dict[str, float]:
         nonlocal best
-        encoder = _encoder(config, module)
-        features = extract(encoder, cache, held_out, (config.pooling,), progress=False).features[config.pooling]
+        encoder = encoder_of(config, module)
+        features = extract(encoder, seen, np.arange(len(seen)), (config.pooling,), progress=False)
         module.train()
-        scores = retrieval(features, labels[held_out])
+        scores = retrieval(features.features[config.pooling], labels)
         if config.rationale is not None and config.rationale.checkpoint == "best" and scores.rank1 > best:
             best = scores.rank1
             encoder.save(run.best_encoder)
@@ -254,36 +276,6 @@ def _validator(
         return {"val_rank1": scores.rank1, "val_mAP": scores.mAP}
 
     return validate
-
-
-def untrained_encoder(config: TrainConfig) -> Encoder:
-    """The network as training with ``config`` finds it, average pooled."""
-    module = TrainingModule(config, images=2, steps_per_epoch=1)
-    settings = _encoder_config(config, module).model_copy(update={"method": "untrained", "pooling": "average"})
-    return Encoder(settings.model_copy(update={"rationale": None}), module.objective.backbone)
-
-
-def _encoder(config: TrainConfig, module: TrainingModule) -> Encoder:
-    branch = module.rationale.branch if module.rationale is not None else None
-    return Encoder(_encoder_config(config, module), module.objective.backbone, branch)
-
-
-def _encoder_config(config: TrainConfig, module: TrainingModule) -> EncoderConfig:
-    return EncoderConfig(
-        method=config.method,
-        resolution=config.views.resolution,
-        pooling=config.pooling,
-        backbone=module.objective.backbone.config,
-        rationale=config.rationale,
-        mean=config.views.mean,
-        std=config.views.std,
-    )
-
-
-def _save_encoder(config: TrainConfig, run: RunFolder, module: TrainingModule) -> None:
-    wants_best = config.rationale is not None and config.rationale.checkpoint == "best"
-    encoder = Encoder.load(run.best_encoder) if wants_best and run.best_encoder.exists() else _encoder(config, module)
-    encoder.save(run.encoder)
 
 
 def _is_main_process() -> bool:

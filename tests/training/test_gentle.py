@@ -1,0 +1,155 @@
+"""Training that spares what a pretrained backbone knows; images as large at test time as they should be; other K."""
+
+from __future__ import annotations
+
+import copy
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from finesight.config import RuntimeConfig, build_config
+from finesight.data.cache import open_cache
+from finesight.data.sources import open_source
+from finesight.encoder import Encoder
+from finesight.errors import FineSightError
+from finesight.methods.base import Outcome
+from finesight.rationale.branch import FittingBranch
+from finesight.rationale.loss import Rationale, rationale_kl
+from finesight.training.export import studied_branches, untrained_encoder
+from finesight.training.run import RunFolder
+from finesight.training.train import prepare_data, train
+from processes import rows
+
+SETTINGS: dict[str, Any] = {
+    "backbone.name": "test_resnet",
+    "backbone.weights": "random",
+    "backbone.output_stride": 8,
+    "views.resolution": 32,
+    "batch": 8,
+    "epochs": 2,
+    "validation.fraction": 0.0,
+}
+QUIET = RuntimeConfig(progress=False, log_every=1)
+
+
+def finished(birds: Path, out: Path, **settings: Any) -> RunFolder:
+    return train(build_config({**SETTINGS, **settings, "data": str(birds)}), out, QUIET)
+
+
+def backbone_of(run: RunFolder) -> dict[str, torch.Tensor]:
+    return Encoder.load(run.root).backbone.state_dict()
+
+
+def moved(birds: Path, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
+    """How far each weight of the backbone went."""
+    run = finished(birds, out, **{"backbone.frozen_norm": True, **settings})
+    start = untrained_encoder(run.config()).backbone.state_dict()
+    return {name: (value - start[name]) for name, value in backbone_of(run).items() if value.is_floating_point()}
+
+
+def test_a_held_backbone_does_not_move_while_the_head_learns(birds: Path, tmp_path: Path) -> None:
+    still = moved(birds, tmp_path / "held", **{"optim.hold_epochs": 2})
+    assert all(not delta.any() for delta in still.values())
+    losses = [float(row["contrastive"]) for row in rows(tmp_path / "held")]
+    rates = [float(row["lr"]) for row in rows(tmp_path / "held")]
+    assert len(set(losses)) == len(losses) == 12
+    assert rates[0] == 0.03, "the rate on record is the heads'"
+    released = moved(birds, tmp_path / "released", **{"optim.hold_epochs": 1})
+    assert any(delta.any() for delta in released.values())
+    before = [float(row["loss"]) for row in rows(tmp_path / "released")][:7]
+    assert before == [float(row["loss"]) for row in rows(tmp_path / "held")][:7], (
+        "alike until the first epoch has ended"
+    )
+
+
+def test_the_backbone_takes_its_share_of_the_rate(birds: Path, tmp_path: Path) -> None:
+    """After one step the distance is rate times gradient, and the gradient is the same."""
+    one_step = {"limit_images": 8, "epochs": 1}
+    whole = moved(birds, tmp_path / "whole", **one_step)
+    quarter = moved(birds, tmp_path / "quarter", **one_step, **{"optim.backbone_share": 0.25})
+    assert any(delta.any() for delta in whole.values())
+    for name, delta in whole.items():
+        torch.testing.assert_close(quarter[name], delta / 4, rtol=1e-3, atol=1e-7)
+    none = moved(birds, tmp_path / "none", **one_step, **{"optim.backbone_share": 0})
+    assert all(not delta.any() for delta in none.values())
+
+
+def test_an_encoder_is_used_at_the_test_resolution(birds: Path, tmp_path: Path) -> None:
+    settings = {"test_resolution": 48, "validation.fraction": 0.25, "validation.every": 1}
+    run = finished(birds, tmp_path / "run", **settings)
+    encoder = Encoder.load(run.root)
+    assert encoder.config.resolution == 48
+    assert encoder.prepare(sorted(birds.glob("test/*/*.png"))[:1]).shape == (1, 3, 48, 48)
+    assert all(0 <= float(row["val_rank1"]) <= 100 for row in rows(run.root) if row["val_rank1"])
+    assert sum(bool(row["val_rank1"]) for row in rows(run.root)) == 2
+
+
+def test_training_on_the_first_classes(birds: Path, unlabelled: Path) -> None:
+    settings = {**SETTINGS, "limit_classes": 2}
+    cache, images, _ = prepare_data(build_config({**settings, "data": str(birds)}), QUIET)
+    assert cache.source.labels is not None
+    assert set(cache.source.labels[images]) == {0, 1}
+    assert len(images) == 24
+    with pytest.raises(FineSightError, match="has no classes"):
+        prepare_data(build_config({**settings, "data": str(unlabelled)}), QUIET)
+    with pytest.raises(FineSightError, match="has 4 classes"):
+        prepare_data(build_config({**settings, "data": str(birds), "limit_classes": 5}), QUIET)
+
+
+# --- other K in the same run ------------------------------------------------------------------------------------------
+
+
+def test_studied_branches_change_nothing_else(birds: Path, tmp_path: Path) -> None:
+    alone = finished(birds, tmp_path / "alone")
+    studied = finished(birds, tmp_path / "studied", **{"rationale.study": (2, 5)})
+    first, second = (Encoder.load(run.root).state_dict() for run in (alone, studied))
+    assert first.keys() == second.keys()
+    assert all(torch.equal(first[name], second[name]) for name in first)
+    assert [row["kl"] for row in rows(alone.root)] == [row["kl"] for row in rows(studied.root)]
+    branches = studied_branches(studied)
+    assert {k: branch.filters.weight.shape[0] for k, branch in branches.items()} == {2: 2, 5: 5}
+    assert studied_branches(alone) == {}
+
+
+def test_a_studied_branch_learns_as_it_would_alone() -> None:
+    """Its gradient is that of the same branch fitted on its own, and none of it reaches φ."""
+    config = build_config({"data": "-", "rationale.study": (3,), "rationale.encoder_gradient": 0.0}).rationale
+    assert config is not None
+    torch.manual_seed(0)
+    rationale = Rationale(6, config)
+    lone = copy.deepcopy(rationale.study["3"])
+    assert isinstance(lone, FittingBranch)
+    phi = torch.rand(4, 6, 3, 3, requires_grad=True)
+    pooled = phi.mean((2, 3))
+    loss = (pooled @ torch.randn(6, 5)).logsumexp(1)
+    fitted = rationale(Outcome(loss, phi, pooled, pooled, pooled))
+    fitted.loss.backward()
+    rationale_kl(fitted.target, lone(phi.detach()), config).backward()
+    own = rationale.study["3"].filters.weight.grad
+    assert own is not None
+    assert own.any()
+    torch.testing.assert_close(own, lone.filters.weight.grad)
+    assert phi.grad is None or not phi.grad.any()
+
+
+def test_other_branches_pool_in_the_same_pass(birds: Path, tmp_path: Path) -> None:
+    run = finished(birds, tmp_path / "run", **{"rationale.study": (2,)})
+    encoder = Encoder.load(run.root)
+    more = encoder.beside({"2": studied_branches(run)[2], "fresh": encoder.fresh_branch(3)})
+    source = open_source(birds).split("test")
+    cache = open_cache(source, 37, progress=False)
+    views = more.view(*cache.batch(np.arange(4)))
+    names = ("rationale", "rationale:2", "rationale:2-gem", "rationale:fresh-gem")
+    encoded = more.encode(views, names)
+    swapped = Encoder(encoder.config, encoder.backbone, studied_branches(run)[2])
+    assert torch.equal(
+        encoded.features["rationale:2-gem"], swapped.encode(views, ["rationale-gem"]).features["rationale-gem"]
+    )
+    assert torch.equal(encoded.features["rationale"], encoder.encode(views, ["rationale"]).features["rationale"])
+    assert torch.equal(encoder.fresh_branch(3).filters.weight, more.others["fresh"].filters.weight)
+    assert not torch.equal(encoder.fresh_branch(4).filters.weight, more.others["fresh"].filters.weight)
+    with pytest.raises(FineSightError, match="no pooling 'rationale:9'"):
+        more.encode(views, ["rationale:9"])
