@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from finesight import __version__
+from finesight.bench.command import bench_app
 from finesight.errors import FineSightError, Interrupted
 from finesight.nn.pooling_config import POOLINGS
 
@@ -22,6 +23,7 @@ app = typer.Typer(
     add_completion=False,
     pretty_exceptions_enable=False,
 )
+app.add_typer(bench_app, name="bench")
 
 Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in POOLINGS})  # type: ignore[misc]
 Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
@@ -61,6 +63,7 @@ def train(
         str | None, typer.Option(help="imagenet, random, or a weight file.  [default: imagenet]")
     ] = None,
     resolution: Annotated[int | None, typer.Option(help="Pixels of a view.  [default: 224]")] = None,
+    test_resolution: Annotated[int | None, typer.Option(help="Pixels at test time.  [default: as in training]")] = None,
     output_stride: Annotated[
         int | None, typer.Option(help="8, 16 or 32; 16 gives 7×7 at 112 px.  [default: 32]")
     ] = None,
@@ -77,6 +80,7 @@ def train(
     accumulate: Annotated[int | None, typer.Option(help="Batches per optimiser step.  [default: 1]")] = None,
     seed: Annotated[int | None, typer.Option(help="[default: 0]")] = None,
     limit_images: Annotated[int | None, typer.Option(help="Train on a random part of the images.")] = None,
+    limit_classes: Annotated[int | None, typer.Option(help="Train on the first classes of a labelled source.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; options given here win.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as views.blur=0.5.")] = None,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, dropping what is in the run folder.")] = False,
@@ -105,6 +109,7 @@ def train(
         "backbone.stride_in_1x1": stride_in_1x1,
         "backbone.freeze": freeze,
         "views.resolution": resolution,
+        "test_resolution": test_resolution,
         "objective.queue": None if queue is None else _value(queue),
         "optim.lr": lr,
         "optim.clip": clip,
@@ -113,6 +118,7 @@ def train(
         "batch": batch,
         "seed": seed,
         "limit_images": limit_images,
+        "limit_classes": limit_classes,
     }
     given = {key: value for key, value in flags.items() if value is not None}
     file = read_yaml(config) if config is not None else {}
@@ -195,9 +201,10 @@ def evaluate(
     if as_json:
         print(json.dumps(result.scores))
         return
+    from finesight.console import print_table
     from finesight.report.run_report import score_table
 
-    _print_table(score_table({encoder.config.method if run is None else run.name: result.scores}))
+    print_table(score_table({encoder.config.method if run is None else run.name: result.scores}))
 
 
 @app.command()
@@ -263,13 +270,14 @@ def demo(
     quiet: Quiet = False,
 ) -> None:
     """Draw look-alikes, train MoCo v2 and LCR, and compare them with the untrained network."""
+    from finesight.console import print_table
     from finesight.demo import run_demo
 
     result = run_demo(out, seed, progress=not quiet)
     if as_json:
         print(json.dumps(result.results))
         return
-    _print_table(result.table)
+    print_table(result.table)
     print(f"Report: {result.report}")
 
 
@@ -297,19 +305,6 @@ def _assignments(settings: list[str]) -> dict[str, Any]:
             raise FineSightError(f"--set takes key=value, for example views.blur=0.5, not {setting!r}.")
         pairs[key.strip()] = _value(value)
     return pairs
-
-
-def _print_table(rows: list[dict[str, object]]) -> None:
-    from rich import box
-    from rich.console import Console
-    from rich.table import Table
-
-    table = Table(box=box.SIMPLE_HEAD)
-    for key in rows[0]:
-        table.add_column(key, justify="left" if key == "system" else "right", no_wrap=key == "system")
-    for row in rows:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
-    Console(width=None if sys.stdout.isatty() else 120).print(table)
 
 
 def main() -> None:

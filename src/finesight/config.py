@@ -60,6 +60,7 @@ class TrainConfig(_Model):
     rationale: RationaleConfig | None = None
     views: ViewConfig = ViewConfig()
     test_resolution: int | None = Field(None, ge=16)  # pixels the encoder is used at; None: those it is trained at
+    initial_share: float = Field(0.0, ge=0, le=1)  # of the weights training began with, in the encoder it leaves
     optim: OptimConfig = OptimConfig()
     validation: ValidationConfig = ValidationConfig()
 

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TypeVar
 
+from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.table import Table
 
 T = TypeVar("T")
+TABLE_WIDTH = 200  # of a table that goes to a file
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
 
@@ -18,3 +22,13 @@ def track(items: Iterable[T], total: int, what: str, *, show: bool = True) -> It
     columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
     with Progress(*columns, console=console, transient=True, disable=not show) as bar:
         yield from bar.track(items, total=total)
+
+
+def print_table(rows: Sequence[Mapping[str, object]]) -> None:
+    """To standard output; the first column is words, the others numbers. Never cut when it goes to a file."""
+    table = Table(box=box.SIMPLE_HEAD)
+    for n, key in enumerate(rows[0]):
+        table.add_column(key, justify="right" if n else "left", no_wrap=not n)
+    for row in rows:
+        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+    Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)

@@ -42,9 +42,13 @@ SETTINGS: dict[str, Any] = {
     "optim.lr": 0.03,
     "validation.fraction": 0.0,
 }
-# A quick branch, as the run is short; and no gradient from it into the encoder, which is then that of MoCo v2 to the
-# last bit. One training serves both, and whatever LCR gains here, its mask gains.
-RATIONALE: dict[str, Any] = {"rationale.branch_lr": 0.01, "rationale.encoder_gradient": 0.0}
+# A quick branch, as the run is short, and its mask as it is. No gradient of the branch reaches the encoder, which is then
+# that of MoCo v2 to the last bit: one training serves both, and whatever LCR gains here, its mask gains.
+RATIONALE: dict[str, Any] = {
+    "rationale.branch_lr": 0.01,
+    "rationale.encoder_gradient": 0.0,
+    "rationale.mask_power": 1.0,
+}
 SYSTEMS: dict[str, tuple[str, PoolingName]] = {  # row of the table -> network, pooling
     "untrained": ("untrained", "average"),
     "MoCo v2": ("trained", "average"),

@@ -178,8 +178,8 @@ class Encoder(nn.Module):
         branch = branch or self.branch
         if branch is None or self.config.rationale is None:
             return attention_mask(energy_map(phi))
-        divisor = self.config.rationale.mask_divisor
-        return attention_mask(branch(phi), over=self._mask_range, divisor=divisor).clamp(min=0)
+        divisor, power = self.config.rationale.mask_divisor, self.config.rationale.mask_power
+        return attention_mask(branch(phi), over=self._mask_range, divisor=divisor).clamp(min=0).pow(power)
 
     @property
     def _mask_range(self) -> Literal["image", "batch"]:

@@ -150,7 +150,7 @@ CHANGES: list[tuple[dict[str, Any], set[str]]] = [
     ({"reduction": "elements"}, {"loss", "encoder", "branch"}),
     # these act elsewhere: in the total loss, the optimiser, at test time
     ({"lam": 2.0, "nu": 2.0, "branch_lr": None}, set()),
-    ({"mask_range": "batch", "mask_divisor": "max", "pooling": "average"}, set()),
+    ({"mask_range": "batch", "mask_divisor": "max", "mask_power": 1.0, "pooling": "average"}, set()),
     ({"probe_input": "raw", "projector": "3-layer-bn", "checkpoint": "best"}, set()),
 ]
 
@@ -172,7 +172,8 @@ def observed(config: RationaleConfig) -> dict[str, Tensor]:
 
 @pytest.mark.parametrize(("switch", "changed"), CHANGES, ids=[",".join(map(str, s)) or "none" for s, _ in CHANGES])
 def test_a_switch_changes_what_it_names_and_nothing_else(switch: dict[str, Any], changed: set[str]) -> None:
-    base, other = observed(RationaleConfig()), observed(with_switch(**switch))
+    some = {"encoder_gradient": 0.05}  # else what reaches the encoder is nothing, whatever the switch
+    base, other = observed(with_switch(**some)), observed(with_switch(**some | switch))
     differs = {name for name in base if base[name].shape != other[name].shape or not base[name].equal(other[name])}
     assert differs == changed
 
@@ -260,10 +261,13 @@ def test_encoder_masks_follow_range_and_divisor() -> None:
     masks = {}
     for over in ("image", "batch"):
         for divisor in ("max", "shifted_max"):
-            encoder = tiny_encoder(mask_range=over, mask_divisor=divisor)
+            encoder = tiny_encoder(mask_range=over, mask_divisor=divisor, mask_power=1.0)
             masks[over, divisor] = encoder.mask(phi)
             expected = attention_mask(encoder.branch(phi), over=over, divisor=divisor)
             assert torch.equal(masks[over, divisor], expected)
+            sharper = tiny_encoder(mask_range=over, mask_divisor=divisor, mask_power=3.0)
+            plain = attention_mask(sharper.branch(phi), over=over, divisor=divisor)
+            torch.testing.assert_close(sharper.mask(phi), plain * plain * plain)
     assert len({tuple(mask.flatten().tolist()) for mask in masks.values()}) == 4
 
 

@@ -77,6 +77,20 @@ def test_the_backbone_takes_its_share_of_the_rate(birds: Path, tmp_path: Path) -
     assert all(not delta.any() for delta in none.values())
 
 
+@pytest.mark.parametrize("share", [0.25, 1.0])
+def test_the_encoder_is_the_trained_one_mixed_with_the_initial_one(birds: Path, tmp_path: Path, share: float) -> None:
+    """Batch statistics too; what training itself computes does not change."""
+    plain = finished(birds, tmp_path / "plain")
+    mixed = finished(birds, tmp_path / "mixed", initial_share=share)
+    start, end = untrained_encoder(plain.config()).backbone.state_dict(), backbone_of(plain)
+    for name, value in backbone_of(mixed).items():
+        if value.is_floating_point():
+            torch.testing.assert_close(value, share * start[name] + (1 - share) * end[name])
+    branches = [Encoder.load(run.root).branch for run in (plain, mixed)]
+    assert all(torch.equal(a, b) for a, b in zip(*(branch.parameters() for branch in branches if branch), strict=True))
+    assert [row["loss"] for row in rows(plain.root)] == [row["loss"] for row in rows(mixed.root)]
+
+
 def test_an_encoder_is_used_at_the_test_resolution(birds: Path, tmp_path: Path) -> None:
     settings = {"test_resolution": 48, "validation.fraction": 0.25, "validation.every": 1}
     run = finished(birds, tmp_path / "run", **settings)

@@ -36,13 +36,14 @@ class RationaleConfig(BaseModel):
     tau: float = Field(0.4, gt=0)  # [6]
     divergence: Literal["target_attention", "attention_target"] = "target_attention"  # [2] KL(G‖A) or KL(A‖G)
     reduction: Literal["mean", "sum", "elements"] = "mean"  # [7]
-    encoder_gradient: float = Field(0.05, ge=0, le=1)  # [8] the share of L_KL's gradient that reaches φ
+    encoder_gradient: float = Field(0.0, ge=0, le=1)  # [8] the share of L_KL's gradient that reaches φ
     lam: float = Field(1.0, ge=0)  # λ
     nu: float = Field(1.0, ge=0)  # ν
     branch_lr: float | None = Field(1e-3, gt=0)  # its own Adam step; None = a part of the encoder's optimiser
     # inference: the mask A' and the feature (Eq. 8-9)
     mask_range: Literal["image", "batch"] = "image"  # [9] "batch": a feature depends on its batch-mates
     mask_divisor: Literal["shifted_max", "max"] = "shifted_max"  # [10]
+    mask_power: float = Field(2.0, gt=0)  # A' to this power: above 1 it keeps to the key parts
     pooling: PoolingName = "rationale-gem"  # [11] Eq. 9 is "rationale"; the other is the mask inside GeM
     # what surrounds it
     probe_input: Literal["unit", "raw"] = "unit"  # [13] what the linear probe is given
@@ -63,6 +64,7 @@ READINGS: dict[ReadingName, RationaleConfig] = {
         nu=0.01,
         branch_lr=None,
         mask_divisor="max",
+        mask_power=1.0,
         pooling="rationale",
         probe_input="raw",
         projector="3-layer-bn",
@@ -83,6 +85,7 @@ READINGS: dict[ReadingName, RationaleConfig] = {
         nu=0.01,
         branch_lr=None,
         mask_range="batch",
+        mask_power=1.0,
         pooling="rationale",
         checkpoint="best",
     ),

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import copy
+
+import torch
 from safetensors.torch import load_file, save_file
 
 from finesight.config import TrainConfig
 from finesight.encoder import Encoder, EncoderConfig
+from finesight.nn.backbone import Backbone
 from finesight.rationale.branch import FittingBranch
 from finesight.training.module import TrainingModule
 from finesight.training.run import RunFolder
@@ -19,9 +23,27 @@ def untrained_encoder(config: TrainConfig) -> Encoder:
 
 
 def encoder_of(config: TrainConfig, module: TrainingModule) -> Encoder:
-    """As training has it now, sharing its weights."""
+    """As training has it now, sharing its weights unless some of the initial ones are to be mixed in."""
     branch = module.rationale.branch if module.rationale is not None else None
-    return Encoder(_encoder_config(config, module), module.objective.backbone, branch)
+    backbone = module.objective.backbone
+    if config.initial_share > 0:
+        backbone = mixed_with_initial(backbone, config)
+    return Encoder(_encoder_config(config, module), backbone, branch)
+
+
+def mixed_with_initial(backbone: Backbone, config: TrainConfig) -> Backbone:
+    """Trained and initial weights averaged: what pretraining knew and training forgot is still in it.
+
+    After Wortsman et al., Robust fine-tuning of zero-shot models (CVPR 2022), batch statistics included.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(config.seed)  # as TrainingModule did, for weights that begin at random
+        initial = Backbone(config.backbone).state_dict()
+    mixed = copy.deepcopy(backbone)
+    for name, value in mixed.state_dict().items():
+        if value.is_floating_point():
+            value.lerp_(initial[name].to(value), config.initial_share)
+    return mixed
 
 
 def _encoder_config(config: TrainConfig, module: TrainingModule) -> EncoderConfig:

@@ -1,0 +1,84 @@
+"""Where a number was made: machine, commit, time, memory."""
+
+from __future__ import annotations
+
+import os
+import platform
+import resource
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+
+@dataclass
+class Usage:
+    """Wall-clock seconds and the peak memory (of the GPU where there is one) of a piece of work."""
+
+    seconds: float = 0.0
+    peak_memory_mb: float = 0.0
+
+
+@contextmanager
+def measured() -> Iterator[Usage]:
+    """Fills what it yields when the block ends, however it ends."""
+    usage, began = Usage(), time.monotonic()
+    _reset_peak()
+    try:
+        yield usage
+    finally:
+        usage.seconds, usage.peak_memory_mb = time.monotonic() - began, _peak() / 2**20
+
+
+def _reset_peak() -> None:
+    if torch.cuda.is_available():
+        torch.cuda.reset_peak_memory_stats()
+    with suppress(OSError):  # Linux only; elsewhere the peak is that of the whole process
+        Path("/proc/self/clear_refs").write_text("5")
+
+
+def _peak() -> float:
+    if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
+        return float(torch.cuda.max_memory_allocated())
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text().splitlines():
+            if line.startswith("VmHWM:"):
+                return float(line.split()[1]) * 1024
+    unit = 1 if sys.platform == "darwin" else 1024
+    return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
+
+
+def machine() -> str:
+    """In words."""
+    gpus = f", {torch.cuda.device_count()} × {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
+    return f"{_processor()}, {os.cpu_count()} cores{gpus}, {platform.system()}, torch {torch.__version__}"
+
+
+def _processor() -> str:
+    with suppress(OSError):
+        for line in Path("/proc/cpuinfo").read_text().splitlines():
+            if line.startswith("model name"):
+                return line.partition(":")[2].strip()
+    return platform.machine()
+
+
+def commit() -> str:
+    """Of the source tree FineSight runs from, with a + where it was changed since; empty for an installed package."""
+    here = Path(__file__).parent
+    try:
+        head = _git(here, "rev-parse", "HEAD")
+        changes = _git(here, "status", "--porcelain", "--", str(here.parent))
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+    return head + ("+" if changes else "")
+
+
+def _git(folder: Path, *words: str) -> str:
+    """Without the lock that a look would take from whoever is working in the tree."""
+    command = ["git", "--no-optional-locks", *words]
+    return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()
