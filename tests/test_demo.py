@@ -51,7 +51,7 @@ def test_without_gradient_from_the_branch_lcr_trains_the_encoder_of_moco(tmp_pat
     data = make_lookalikes(tmp_path / "data", LookalikesConfig(species=4, train_per_species=8, size=48))
     quick = {**demo.SETTINGS, "epochs": 2, "batch": 8, "views.resolution": 40, "data": str(data.root)}
     weights = []
-    for method, own in (("moco-v2", {}), ("lcr", demo.RATIONALE), ("lcr", {"rationale.branch_lr": 0.01})):
+    for method, own in (("moco-v2", {}), ("lcr", demo.RATIONALE), ("lcr", {"rationale.encoder_gradient": 0.05})):
         out = tmp_path / f"run-{len(weights)}"
         train(build_config({**quick, **own, "method": method}), out, RuntimeConfig(progress=False))
         weights.append(finesight.load(out).backbone.state_dict())
