@@ -1,6 +1,5 @@
-"""The figures are judged by their pixels: decoded PNGs, looked at where something must be seen."""
+"""The charts, judged by their pixels."""
 
-import io
 import warnings
 
 import matplotlib
@@ -8,224 +7,17 @@ import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
-from PIL import Image
+from png import Pixels, count, decode
 
-from finesight.report import figures
-from finesight.report.figures import RetrievalRow
-
-Pixels = NDArray[np.uint8]
-
-
-def decode(png: bytes) -> Pixels:
-    image = Image.open(io.BytesIO(png))
-    assert image.format == "PNG"
-    return np.asarray(image.convert("RGB"))
-
-
-def count(pixels: Pixels, colour: str) -> int:
-    wanted = np.rint(np.array(to_rgb(colour)) * 255)
-    return int((pixels == wanted).all(-1).sum())
-
-
-def flat(value: int, height: int = 60, width: int = 60) -> Pixels:
-    return np.full((height, width, 3), value, np.uint8)
-
-
-def where(pixels: Pixels, value: int) -> tuple[slice, slice]:
-    """The bounding box of the pixels that have this grey value: a tile showing a flat image."""
-    # Rows and columns in which the value is common, because single letters' pixels may have it by chance.
-    hits = (pixels == value).all(-1)
-    rows, columns = np.flatnonzero(hits.sum(1) > 40), np.flatnonzero(hits.sum(0) > 40)
-    return slice(rows[0], rows[-1] + 1), slice(columns[0], columns[-1] + 1)
-
-
-def dot(y: int, x: int, size: int = 7) -> NDArray[np.float64]:
-    heat = np.zeros((size, size))
-    heat[y, x] = 1
-    return heat
-
-
-# --- overlays
-
-
-@pytest.mark.parametrize(("y", "x"), [(0, 0), (1, 5), (3, 3), (6, 2)])
-def test_the_hot_spot_lies_where_the_map_has_it(y: int, x: int) -> None:
-    pixels = decode(figures.attention_overlays([flat(77)], [[dot(y, x)]], ["rationale"]))
-    rows, columns = where(pixels, 77)
-    side = columns.stop - columns.start
-    tile = pixels[rows, columns.stop :].astype(int)
-    tile = tile[:, -side - 14 :]  # the last tile and the margin right of it
-    tile = np.where((tile == 255).all(-1, keepdims=True), 0, tile)  # paper is no heat
-    hottest = np.argwhere(tile.sum(-1) > 0.98 * tile.sum(-1).max()).mean(0)
-    start = np.flatnonzero(tile.sum((0, 2)))[0]
-    found = (hottest - (0, start)) / side
-    assert found == pytest.approx(((y + 0.5) / 7, (x + 0.5) / 7), abs=0.08)
-
-
-def test_blend_upsamples_bilinearly_between_cell_centres() -> None:
-    image = flat(100, 8, 8)
-    expected = np.clip((np.arange(8) + 0.5) / 4 - 0.5, 0, 1)  # align_corners=False, two cells over eight pixels
-    weight = 0.45 + 0.3 * expected[:, None]
-    colours = (1 - weight) * 100 + weight * figures.HEAT(expected)[:, :3] * 255
-    got = figures.blend(image, np.array([[0.0, 1.0]]))
-    np.testing.assert_allclose(got, np.broadcast_to(colours, (8, 8, 3)), atol=1)
-
-
-def test_blend_takes_the_colour_out_of_the_image_so_that_only_heat_has_colour() -> None:
-    red, grey = np.zeros((4, 4, 3), np.uint8), flat(round(0.299 * 255), 4, 4)
-    red[..., 0] = 255
-    heat = np.full((2, 2), 0.5)
-    np.testing.assert_allclose(figures.blend(red, heat), figures.blend(grey, heat), atol=1)
-
-
-@pytest.mark.parametrize(
-    "values",
-    [
-        np.zeros((7, 7)),
-        np.full((7, 7), 3.0),
-        np.full((7, 7), np.nan),
-        np.full((7, 7), np.inf),
-        np.full((7, 7), 0.3, np.float32) + np.float32(1e-8),
-        np.ones((1, 1)),
-    ],
-)
-def test_a_map_without_contrast_shows_the_plain_image_and_says_so(values: NDArray[np.float64]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pixels = decode(figures.attention_overlays([flat(77)], [[values]], ["x"]))
-    rows, columns = where(pixels, 77)
-    assert columns.stop - columns.start > 1.8 * (rows.stop - rows.start)  # both tiles are plain
-    tiles = pixels[rows, columns]
-    left, right = tiles[:, : tiles.shape[1] // 2 - 8], tiles[:, tiles.shape[1] // 2 + 8 :]
-    assert (left == 77).all()
-    assert (right != 77).any()  # the words
-
-
-def test_non_finite_cells_are_cold_and_do_not_hide_the_rest() -> None:
-    with_holes, cold = dot(2, 4), dot(2, 4)
-    with_holes[0, 0], with_holes[6, 6], with_holes[5, 0] = np.nan, np.inf, -np.inf
-    assert figures.attention_overlays([flat(77)], [[with_holes]], ["x"]) == figures.attention_overlays(
-        [flat(77)], [[cold]], ["x"]
-    )
-
-
-def test_each_map_has_its_own_scale() -> None:
-    small = figures.attention_overlays([flat(77)], [[dot(1, 1) * 1e-9]], ["x"])
-    assert small == figures.attention_overlays([flat(77)], [[dot(1, 1) * 1e9 + 5]], ["x"])
-
-
-def test_maps_that_do_not_fit_the_titles_are_refused() -> None:
-    with pytest.raises(ValueError, match="zip"):
-        figures.attention_overlays([flat(1)], [[dot(1, 1)]], ["one", "two"])
-    with pytest.raises(ValueError, match="zip"):
-        figures.attention_overlays([flat(1), flat(2)], [[dot(1, 1)]], ["one"])
-
-
-@pytest.mark.parametrize("shape", [(1, 1), (3, 900), (900, 3), (2000, 1500)])
-def test_any_image_shape_fits_its_tile(shape: tuple[int, int]) -> None:
-    image = flat(77, *shape)
-    pixels = decode(figures.attention_overlays([image], [[dot(0, 0)]], ["x"]))
-    assert pixels.shape[1] < 600
-    assert count(pixels, "#4d4d4d") > 0
-
-
-# --- retrieval rows
-
-
-def row(right: list[bool | None], found: int = 4) -> RetrievalRow:
-    return RetrievalRow(flat(200), [flat(90)] * found, right, "a", ["b"] * found, [0.5] * found)
-
-
-def frames(png: bytes) -> tuple[int, int, int]:
-    pixels = decode(png)
-    return tuple(count(pixels, c) for c in (figures.RIGHT, figures.WRONG, figures.UNKNOWN))  # type: ignore[return-value]
-
-
-def test_frames_tell_right_wrong_and_unknown() -> None:
-    tile = 1.18 * 144
-    right, wrong, unknown = frames(figures.retrieval_rows([row([True, True, True, False])]))
-    assert right > 2.5 * wrong > 2.5 * 4 * tile
-    assert unknown == 0
-    assert frames(figures.retrieval_rows([row([])]))[:2] == (0, 0)
-    assert frames(figures.retrieval_rows([row([None, None, True])]))[2] > 3 * 4 * tile
-
-
-def test_the_frame_sits_around_its_own_image() -> None:
-    pixels = decode(figures.retrieval_rows([row([False, True], found=2)])).astype(int)
-    red = np.argwhere((pixels == np.rint(np.array(to_rgb(figures.WRONG)) * 255)).all(-1))[:, 1]
-    green = np.argwhere((pixels == np.rint(np.array(to_rgb(figures.RIGHT)) * 255)).all(-1))[:, 1]
-    assert red.max() < green.min()
-
-
-def test_the_verdict_is_also_a_sign_for_eyes_that_do_not_tell_red_from_green(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(figures, "WRONG", figures.RIGHT)
-    assert figures.retrieval_rows([row([True])]) != figures.retrieval_rows([row([False])])
-
-
-def test_rows_of_different_lengths_and_no_neighbours() -> None:
-    rows = [row([True] * 4), RetrievalRow(flat(9), [flat(8)]), RetrievalRow(flat(9), [])]
-    assert decode(figures.retrieval_rows(rows)).shape[0] > 3 * 1.18 * 144
-    decode(figures.retrieval_rows([RetrievalRow(flat(9), [])]))
-
-
-@pytest.mark.parametrize("name", ["$a_{", "$", "\\frac", "鳥の名前", "line\nbreak", "\udcff.jpg", "x" * 500, "<b>"])
-def test_any_name_can_be_drawn(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = RetrievalRow(flat(9), [flat(9)], [True], name, [name], [0.1])
-        plain = decode(figures.retrieval_rows([RetrievalRow(flat(9), [flat(9)])]))
-        assert decode(figures.retrieval_rows([found])).shape == plain.shape
-        decode(figures.curves({name: [(1, 2.0), (2, 3.0)]}))
-        decode(figures.score_bars([{"system": name, name: 50.0}]))
-
-
-# --- projections
-
-
-def test_projections_come_in_order_of_variance_and_only_the_top() -> None:
-    responses = np.stack([dot(0, 0), dot(3, 3), dot(6, 6)])[None]  # (1, 3, 7, 7)
-    variances = np.array([1.0, 3.0, 2.0])
-    png = figures.projections([flat(77)], responses, variances, top=2)
-    pixels = decode(png)
-    rows, columns = where(pixels, 77)
-    pitch = round((1.08 + 0.08) * 144)
-    tiles = [pixels[rows, columns.start + i * pitch : columns.stop + i * pitch].astype(int) for i in (1, 2)]
-    hot = [np.argwhere(tile.sum(-1) > 0.98 * tile.sum(-1).max()).mean(0) / len(tile) for tile in tiles]
-    assert hot[0] == pytest.approx((0.5, 0.5), abs=0.08)
-    assert hot[1] == pytest.approx((6.5 / 7, 6.5 / 7), abs=0.08)
-    assert pixels.shape[1] < 3.2 * pitch
-
-
-def test_a_projection_silent_on_one_image_looks_silent_there() -> None:
-    responses = np.stack([dot(3, 3), dot(3, 3) * 0.01])[:, None]  # (2, 1, 7, 7)
-    pixels = decode(figures.projections([flat(77), flat(77)], responses, np.ones(1)))
-    rows, columns = where(pixels, 77)
-    side, pitch = columns.stop - columns.start, round((1.08 + 0.07) * 144)
-    right = slice(columns.start + round(1.16 * 144), columns.stop + round(1.16 * 144))
-    first, second = (pixels[rows.start + i * pitch : rows.start + i * pitch + side - 2, right] for i in (0, 1))
-    assert first.max() > 150
-    assert second.max() < 90
-
-
-def test_projections_with_nan_variance_more_top_than_k_or_nothing() -> None:
-    responses = np.random.default_rng(0).normal(size=(2, 3, 5, 5))
-    responses[0, 1] = np.nan
-    images = [flat(77), flat(78, 40, 90)]
-    wide = decode(figures.projections(images, responses, np.array([1.0, np.nan, 2.0]), top=8))
-    narrow = decode(figures.projections(images, responses, np.array([1.0, np.nan, 2.0]), top=2))
-    assert wide.shape[1] > narrow.shape[1]
-    decode(figures.projections([], responses[:0], np.ones(3)))
-    decode(figures.projections(images, responses[:, :0], np.ones(0)))
-
+from finesight.report import figures, sheets
+from finesight.report.style import ACCENT, INK, QUIET
 
 # --- curves and bars
 
 
 def test_a_falling_curve_falls_in_the_picture() -> None:
     pixels = decode(figures.curves({"loss": [(i, 100.0 - i) for i in range(50)]}))
-    line = (pixels == np.rint(np.array(to_rgb(figures.ACCENT)) * 255)).all(-1)
+    line = (pixels == np.rint(np.array(to_rgb(ACCENT)) * 255)).all(-1)
     line[: pixels.shape[0] // 6] = False  # the last value, written in the same colour
     heights = [np.flatnonzero(line[:, x]).mean() for x in np.flatnonzero(line.any(0))]
     assert np.corrcoef(heights, np.arange(len(heights)))[0, 1] > 0.99
@@ -250,12 +42,12 @@ def test_order_of_writing_does_not_matter() -> None:
 def test_odd_curves_are_drawn(points: list[tuple[float, float]]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert count(decode(figures.curves({"loss": points})), figures.ACCENT) > 20
+        assert count(decode(figures.curves({"loss": points})), ACCENT) > 20
 
 
 def test_a_single_point_is_visible_in_the_panel() -> None:
     pixels = decode(figures.curves({"loss": [(10, 1.5)]}))
-    assert count(pixels[pixels.shape[0] // 5 :], figures.ACCENT) > 20
+    assert count(pixels[pixels.shape[0] // 5 :], ACCENT) > 20
 
 
 def test_smoothing_keeps_a_constant_and_a_gap() -> None:
@@ -277,8 +69,8 @@ def test_empty_metrics_give_a_sentence_instead_of_axes(metrics: dict[str, list[t
 def test_bars_are_as_long_as_the_scores_and_the_best_is_marked() -> None:
     pixels = decode(figures.score_bars([{"system": "a", "rank-1": 20.0}, {"system": "b", "rank-1": 80.0}]))
     upper, lower = pixels[: pixels.shape[0] // 2 - 20], pixels
-    quiet = (upper == np.rint(np.array(to_rgb(figures.QUIET)) * 255)).all(-1).sum(1).max()
-    best = (lower == np.rint(np.array(to_rgb(figures.ACCENT)) * 255)).all(-1).sum(1).max()
+    quiet = (upper == np.rint(np.array(to_rgb(QUIET)) * 255)).all(-1).sum(1).max()
+    best = (lower == np.rint(np.array(to_rgb(ACCENT)) * 255)).all(-1).sum(1).max()
     assert best / quiet == pytest.approx(4, rel=0.05)
 
 
@@ -293,7 +85,116 @@ def test_bars_without_a_value_or_a_table() -> None:
         assert blank == figures.score_bars([{}]) == figures.score_bars([{"system": "a", "mAP": np.nan}])
 
 
+# --- scores over K
+
+POINTS = {1: [40.0, 42.0], 4: [44.0, 46.0], 32: [50.0, 51.0], 256: [47.0, 47.5]}
+BASELINES = {"MoCo v2, average": [30.0, 34.0]}
+
+
+def coloured(pixels: Pixels, colour: str) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (pixels == np.rint(np.array(to_rgb(colour)) * 255)).all(-1)
+    return found
+
+
+def line_heights(png: bytes) -> dict[int, float]:
+    """Of the mean's line, by column; from above."""
+    line = coloured(decode(png), ACCENT)
+    return {int(x): float(np.flatnonzero(line[:, x]).mean()) for x in np.flatnonzero(line.any(0))}
+
+
+def test_k_doubles_evenly_and_the_line_goes_through_the_means() -> None:
+    """Means in a straight line over log K make a straight line, from the first K to the last."""
+    heights = line_heights(figures.k_curve({2**i: [10.0 + i - 1, 10.0 + i + 1] for i in range(9)}, {}, "rank-1"))
+    columns = np.array(list(heights))
+    assert np.corrcoef(columns, list(heights.values()))[0, 1] < -0.999
+    assert columns.max() - columns.min() > 300
+
+
+def test_the_order_of_k_does_not_matter() -> None:
+    assert figures.k_curve(POINTS, {}, "x") == figures.k_curve(dict(reversed(POINTS.items())), {}, "x")
+
+
+def test_every_seed_is_a_dot() -> None:
+    def pale(png: bytes) -> int:
+        """Dots are the line's colour, thinner."""
+        wanted = np.rint(255 * (0.45 * np.array(to_rgb(ACCENT)) + 0.55))
+        return int((np.abs(decode(png).astype(float) - wanted).max(-1) <= 2).sum())
+
+    far = {1: [40.0, 60.0], 32: [40.0, 60.0]}
+    with_third = {1: [40.0, 60.0, 56.0], 32: [40.0, 60.0, 56.0]}
+    assert pale(figures.k_curve(far, {}, "x")) > 40
+    assert pale(figures.k_curve(with_third, {}, "x")) > pale(figures.k_curve(far, {}, "x"))
+
+
+def test_a_baseline_is_a_dashed_line_at_its_mean_with_its_name_beside_it() -> None:
+    flat = {1: [40.0], 256: [40.0]}
+    pixels = decode(figures.k_curve(flat, {"MoCo v2": [30.0, 34.0], "top": [48.0]}, "rank-1"))
+    dark = coloured(pixels, INK)
+    line = coloured(pixels, ACCENT)
+    right = np.flatnonzero(line.any(0)).max()
+    rows = [y for y in range(40, len(pixels) - 60) if dark[y, 60:right].sum() > 0.35 * (right - 60)]
+    assert rows, "no dashes"
+    assert max(dark[y, 60:right].sum() for y in rows) < 0.8 * (right - 60), "dashed, not solid"
+    own = np.flatnonzero(line[:, right - 20]).mean()
+    assert min(rows) > own, "32 is below 40"
+    assert (pixels[:, right + 25 :].max(-1) < 140).sum() > 50, "the names"
+
+
+def names_of(baselines: dict[str, list[float]]) -> list[tuple[int, int]]:
+    """Rows of the picture that the names right of the panel take, from above."""
+    pixels = decode(figures.k_curve({1: [40.0], 256: [40.0]}, baselines, "x"))
+    right = np.flatnonzero(coloured(pixels, ACCENT).any(0)).max() + 25
+    ink = (pixels[:, right:].max(-1) < 140).any(1)
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], ink.astype(int), [0]])))
+    return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def test_names_of_near_baselines_do_not_overlap() -> None:
+    apart = names_of({"aaaa": [30.0], "bbbb": [50.0]})
+    near = names_of({"aaaa": [44.0], "bbbb": [44.001]})
+    assert len(apart) == len(near) == 2
+    assert near[0][1] < near[1][0]
+    assert apart[1][0] - apart[0][1] > 3 * (near[1][0] - near[0][1])
+
+
+def test_two_panels_are_twice_as_wide() -> None:
+    one = decode(figures.k_curve(POINTS, BASELINES, "rank-1"))
+    two = decode(figures.k_curves([figures.KCurve(POINTS, BASELINES, name) for name in ("rank-1", "mAP")]))
+    assert two.shape[1] == 2 * one.shape[1]
+
+
+@pytest.mark.parametrize(
+    ("points", "baselines"),
+    [
+        ({32: [50.0]}, {}),
+        ({32: [50.0], 64: []}, {"a": []}),
+        ({1: [3.0], 2: [3.0]}, {"a": [3.0]}),
+        (POINTS, {"$x_{" * 20: [1.0], "鳥": [2.0]}),
+        ({k: [1.0] for k in (3, 5, 100)}, BASELINES),
+    ],
+)
+def test_odd_curves_over_k_are_drawn(points: dict[int, list[float]], baselines: dict[str, list[float]]) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert count(decode(figures.k_curve(points, baselines, "rank-1 (%)")), INK) > 20
+
+
+def test_no_points_give_a_sentence() -> None:
+    blank = figures.k_curves([])
+    assert decode(blank).shape[0] < 200
+    assert blank == figures.k_curve({}, BASELINES, "x") == figures.k_curve({1: []}, BASELINES, "x")
+
+
 # --- all
+
+
+@pytest.mark.parametrize("name", ["$a_{", "$", "\\frac", "鳥の名前", "line\nbreak", "\udcff.jpg", "x" * 500, "<b>"])
+def test_any_name_can_be_drawn(name: str) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        decode(figures.curves({name: [(1, 2.0), (2, 3.0)]}))
+        decode(figures.score_bars([{"system": name, name: 50.0}]))
+        decode(figures.k_curve(POINTS, {name: [41.0]}, name))
 
 
 def test_the_users_matplotlib_settings_neither_leak_in_nor_change() -> None:
@@ -303,9 +204,8 @@ def test_the_users_matplotlib_settings_neither_leak_in_nor_change() -> None:
         assert matplotlib.rcParams["font.size"] == 30
 
 
-def test_large_photographs_do_not_make_large_figures() -> None:
-    noise = np.random.default_rng(0).integers(0, 256, (1200, 1600, 3), np.uint8)
-    small = np.asarray(Image.fromarray(noise).resize((400, 300), Image.Resampling.LANCZOS))
-    big, little = (figures.retrieval_rows([RetrievalRow(i, [i] * 3)]) for i in (noise, small))
-    assert decode(big).shape == decode(little).shape
-    assert len(big) < 400_000
+def test_the_sheets_are_found_here_too() -> None:
+    assert figures.attention_overlays is sheets.attention_overlays
+    assert figures.retrieval_rows is sheets.retrieval_rows
+    assert figures.projections is sheets.projections
+    assert figures.RetrievalRow is sheets.RetrievalRow

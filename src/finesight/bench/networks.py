@@ -81,9 +81,10 @@ def _train(run: RunFolder, config: TrainConfig, runtime: RuntimeConfig) -> None:
             _train_on_devices(run, config, runtime)
         except Interrupted as stop:
             stopped = stop
-    before = spent(run) or Usage()
-    total = Usage(before.seconds + usage.seconds, max(before.peak_memory_mb, usage.peak_memory_mb))
-    put(_record(run), (json.dumps(vars(total)) + "\n").encode())
+    if run.config_file.exists():  # a folder with our record alone would be no run's
+        before = spent(run) or Usage()
+        total = Usage(before.seconds + usage.seconds, max(before.peak_memory_mb, usage.peak_memory_mb))
+        put(_record(run), (json.dumps(vars(total)) + "\n").encode())
     if stopped is not None:
         raise stopped
 

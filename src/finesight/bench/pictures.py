@@ -91,8 +91,9 @@ def spaced_over_classes(labels: NDArray[np.int64], count: int) -> NDArray[np.int
 def loss_gradcam(run: RunFolder, encoder: Encoder, views: Tensor) -> Tensor | None:
     """|gᵀφ| of the contrastive loss as the run's last step left it; None when no checkpoint is left. -> (N, H, W)
 
-    The query is the view, its key the same view flipped, the negatives are the queue's: nothing here is drawn, so the
-    picture is the same every time.
+    Of the network as it was trained, without the initial weights its encoder may have mixed in. The query is the view,
+    its key the same view flipped, the negatives are the queue's: nothing is drawn by lot, so the picture is the same
+    every time.
     """
     found = load_checkpoint(run.checkpoints)
     if found is None:

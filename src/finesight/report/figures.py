@@ -1,86 +1,38 @@
-"""The report's pictures, as PNG bytes.
+"""The report's charts, as PNG bytes; its sheets of pictures are in ``sheets``.
 
-They are read by people who know birds or cars, not networks: every figure carries its own words (heads, a
-one-line key) and colour is never the only sign. No pyplot: a training process can draw while it runs.
+They are read by people who know birds or cars, not networks: every figure carries its own words and colour is never
+the only sign.
 """
 
-import io
+import itertools
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+import textwrap
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import wraps
-from typing import Any, ParamSpec
 
-import matplotlib
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.colors import ListedColormap
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
-from PIL import Image
 
-Picture = NDArray[np.uint8]  # (h, w, 3)
-Floats = NDArray[np.floating[Any]]
-P = ParamSpec("P")
+from finesight.report.sheets import RetrievalRow, attention_overlays, projections, retrieval_rows
+from finesight.report.style import ACCENT, FAINT, INK, QUIET, blank, drawn, short
 
-RIGHT, WRONG, UNKNOWN = "#1b9e4b", "#d62728", "#8a8f98"
-INK, FAINT, ACCENT, QUIET = "#22262b", "#6b727b", "#1f6feb", "#b9c2cd"
-# Black over red to yellow, without the near-white end, which would not read as hot on a pale image.
-HEAT = ListedColormap(matplotlib.colormaps["inferno"](np.linspace(0, 0.92, 256)))
-
-STYLE: Any = {
-    "figure.dpi": 144,
-    "text.usetex": False,
-    "text.parse_math": False,  # a "$" in a file name is a dollar sign, not the start of a formula
-    "font.size": 8.5,
-    "text.color": INK,
-    "axes.edgecolor": QUIET,
-    "axes.labelcolor": FAINT,
-    "axes.titlesize": 9.5,
-    "axes.titleweight": "bold",
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "xtick.color": QUIET,
-    "ytick.color": QUIET,
-    "xtick.labelcolor": FAINT,
-    "ytick.labelcolor": FAINT,
-    "grid.color": "#e8ebef",
-    "figure.constrained_layout.h_pad": 0.1,
-    "figure.constrained_layout.w_pad": 0.1,
-}
+__all__ = [
+    "KCurve",
+    "RetrievalRow",
+    "attention_overlays",
+    "curves",
+    "k_curve",
+    "k_curves",
+    "projections",
+    "retrieval_rows",
+    "score_bars",
+]
 
 
-@dataclass(frozen=True)
-class RetrievalRow:
-    """One query and what was found for it, nearest first; the optional lists may be empty or run short."""
-
-    query: Picture
-    neighbours: Sequence[Picture]
-    right: Sequence[bool | None] = ()  # None, or no entry: the class is not known
-    name: str = ""
-    names: Sequence[str] = ()
-    scores: Sequence[float] = ()
-
-
-def _drawn(draw: Callable[P, Figure]) -> Callable[P, bytes]:
-    """Draws in the house style, whatever the user's matplotlibrc says, and encodes."""
-
-    @wraps(draw)
-    def encoded(*args: P.args, **kwargs: P.kwargs) -> bytes:
-        buffer = io.BytesIO()
-        with matplotlib.rc_context(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message="Glyph .* missing")  # names in any script are no error
-            matplotlib.rcdefaults()
-            matplotlib.rcParams.update(STYLE)
-            draw(*args, **kwargs).savefig(buffer, format="png", metadata={"Software": None})
-        return buffer.getvalue()
-
-    return encoded
-
-
-@_drawn
+@drawn
 def curves(metrics: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str = "training step") -> Figure:
     """One small panel per metric, its key being the title and its last value beside it.
 
@@ -89,26 +41,26 @@ def curves(metrics: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str 
     series = {name: _in_order(points) for name, points in metrics.items()}
     series = {name: points for name, points in series.items() if np.isfinite(points[:, 1]).any()}
     if not series:
-        return _blank("Nothing was recorded yet.")
+        return blank("Nothing was recorded yet.")
     figure, panels = _panels(len(series), width=3.5, height=2.35)
     for axes, (name, points) in zip(panels, series.items(), strict=True):
-        _curve(axes, _short(name.replace("_", " "), 34), points)
+        _curve(axes, short(name.replace("_", " "), 34), points)
         axes.set_xlabel(xlabel)
     return figure
 
 
-@_drawn
+@drawn
 def score_bars(table: Sequence[Mapping[str, object]]) -> Figure:
     """One panel per score, one bar per row; the first column names the rows, the others are percentages."""
-    names = [_short(str(next(iter(row.values()), "")), 30) for row in table]
+    names = [short(str(next(iter(row.values()), "")), 30) for row in table]
     keys = dict.fromkeys(key for row in table for key in list(row)[1:])
     scores = {key: np.array([_percent(row.get(key)) for row in table]) for key in keys}
     scores = {key: values for key, values in scores.items() if np.isfinite(values).any()}
     if not scores:
-        return _blank("There are no scores to show.")
+        return blank("There are no scores to show.")
     figure, panels = _panels(len(scores), width=3.4, height=0.95 + 0.3 * len(names))
     for axes, (key, values) in zip(panels, scores.items(), strict=True):
-        _bars(axes, _short(key, 34), values)
+        _bars(axes, short(key, 34), values)
         axes.set_yticks(range(len(names)), names)
         axes.tick_params(axis="y", length=0, labelcolor=INK)
         axes.label_outer(remove_inner_ticks=False)
@@ -117,74 +69,33 @@ def score_bars(table: Sequence[Mapping[str, object]]) -> Figure:
     return figure
 
 
-@_drawn
-def retrieval_rows(rows: Sequence[RetrievalRow]) -> Figure:
-    """Each row: the query, then what was found, framed and marked as right or wrong where labels exist."""
-    if not rows:
-        return _blank("There are no searches to show.")
-    matches = range(1, 1 + max(len(row.neighbours) for row in rows))
-    heads = ["query", *(f"match {i}" for i in matches)]
-    figure, grid = _sheet(len(rows), heads, tile=1.18, below=0.36)
-    for row, tiles in zip(rows, grid, strict=True):
-        _framed(tiles[0], row.query, INK, 1.2)
-        _below(tiles[0], "", row.name, INK)
-        for i, (axes, image) in enumerate(zip(tiles[1:], row.neighbours, strict=False)):
-            colour, mark = _verdict(row.right[i] if i < len(row.right) else None)
-            _framed(axes, image, colour, 3)
-            score = f"{row.scores[i]:.2f}" if i < len(row.scores) else ""
-            _below(axes, f"{mark} {score}".strip(), row.names[i] if i < len(row.names) else "", colour)
-    known = any(right is not None for row in rows for right in row.right)  # else every frame is grey
-    notes = ["✓ green: same class as the query", "✗ red: another class", "grey: class not known"] if known else []
-    notes += ["numbers: likeness to the query, 1 at most"] if any(len(row.scores) for row in rows) else []
-    _note(figure, 0.08, "      ".join(notes))
-    return figure
+@dataclass(frozen=True)
+class KCurve:
+    """A score over the number of projections K, with a value per seed each, and systems without K to compare with."""
+
+    points: Mapping[int, Sequence[float]]
+    baselines: Mapping[str, Sequence[float]]
+    ylabel: str
 
 
-@_drawn
-def attention_overlays(images: Sequence[Picture], maps: Sequence[Sequence[Floats]], titles: Sequence[str]) -> Figure:
-    """Rows are images; first the plain image, then ``maps[i][j]`` (H, W) over image i under ``titles[j]``.
+def k_curve(points: Mapping[int, Sequence[float]], baselines: Mapping[str, Sequence[float]], ylabel: str) -> bytes:
+    """One panel of ``k_curves``."""
+    return k_curves([KCurve(points, baselines, ylabel)])
 
-    Each map is scaled to its own range: the question is *where* a network looks, not how strongly.
+
+@drawn
+def k_curves(panels: Sequence[KCurve]) -> Figure:
+    """Side by side: a dot per seed, a line through their means, and a dashed line with its name per baseline.
+
+    K doubles from tick to tick; a legend would send the eye to and fro between two greys.
     """
-    if not images:
-        return _blank("There are no images to show.")
-    figure, grid = _sheet(len(images), ["image", *titles], tile=1.6)
-    for image, overlays, tiles in zip(images, maps, grid, strict=True):
-        _show(tiles[0], image)
-        for axes, values in zip(tiles[1:], overlays, strict=True):
-            _overlay(axes, image, values, _range(values))
-    _heat_key(figure, "dark: least attention, bright: most (each map on its own scale)")
+    shown = [panel for panel in panels if any(len(values) for values in panel.points.values())]
+    if not shown:
+        return blank("There are no results over K yet.")
+    figure, grid = _panels(len(shown), width=4.6, height=2.6)
+    for axes, panel in zip(grid, shown, strict=True):
+        _k_panel(axes, panel)
     return figure
-
-
-@_drawn
-def projections(images: Sequence[Picture], responses: Floats, variances: Floats, top: int = 8) -> Figure:
-    """Where each of the ``top`` most varying projections responds; ``responses`` is (M, K, H, W).
-
-    One colour scale per column, so that a projection which is silent on an image also looks silent.
-    """
-    if not len(images) or not len(variances):
-        return _blank("There are no projections to show.")
-    order = np.argsort(-np.nan_to_num(np.float64(variances), nan=-np.inf), kind="stable")[:top]
-    heads = [f"projection {k}\nvariance {variances[k]:.2g}" for k in order]
-    figure, grid = _sheet(len(images), ["image", *heads], tile=1.08)
-    for image, values, tiles in zip(images, responses, grid, strict=True):
-        _show(tiles[0], image)
-        for axes, k in zip(tiles[1:], order, strict=True):
-            _overlay(axes, image, values[k], _range(responses[:, k]))
-    _heat_key(figure, "dark: weakest response, bright: strongest (each column on its own scale)")
-    return figure
-
-
-def blend(image: Picture, heat: Floats) -> Picture:
-    """Lays heat (H, W) in [0, 1] over the image in grey: every colour seen is heat, the denser the hotter."""
-    height, width = image.shape[:2]
-    grown = Image.fromarray(heat.astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
-    heat = np.clip(np.asarray(grown), 0, 1)  # (H, W) -> (h, w)
-    grey = np.asarray(Image.fromarray(image).convert("L"))[..., None]
-    weight = 0.45 + 0.3 * heat[..., None]
-    mixed: Picture = np.rint((1 - weight) * grey + weight * HEAT(heat)[..., :3] * 255).astype(np.uint8)
-    return mixed
 
 
 def _in_order(points: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
@@ -233,6 +144,40 @@ def _bars(axes: Axes, title: str, values: NDArray[np.float64]) -> None:
     axes.spines["left"].set_visible(False)
 
 
+def _k_panel(axes: Axes, panel: KCurve) -> None:
+    points = {k: values for k, values in sorted(panel.points.items()) if len(values)}
+    axes.plot(list(points), [np.mean(values) for values in points.values()], color=ACCENT, lw=1.6)
+    for k, values in points.items():
+        axes.plot([k] * len(values), values, "o", color=ACCENT, ms=3.5, alpha=0.45, mew=0)
+    means = {short(name, 60): float(np.mean(values)) for name, values in panel.baselines.items() if len(values)}
+    for colour, mean in zip(itertools.cycle((INK, FAINT)), means.values(), strict=False):
+        axes.axhline(mean, color=colour, lw=1, ls=(0, (4, 3)))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(points), [str(k) for k in points])
+    axes.minorticks_off()
+    axes.margins(y=0.12)
+    axes.grid(axis="y")
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_title(short(panel.ylabel, 34), loc="left")
+    axes.set_xlabel("K, the number of projections of LCR")
+    _names_beside(axes, means)
+
+
+def _names_beside(axes: Axes, heights: Mapping[str, float]) -> None:
+    """Right of the panel, each at its line or as near above it as the name below leaves room."""
+    low, high = axes.get_ylim()
+    free = -math.inf
+    for name, height in sorted(heights.items(), key=lambda item: item[1]):
+        lines = textwrap.wrap(name, 18)
+        room = 0.085 * len(lines)
+        place = max((height - low) / (high - low), free + room / 2)
+        axes.annotate(
+            "\n".join(lines), (1, place), (5, 0), "axes fraction", "offset points",
+            va="center", size=7.5, color=INK, linespacing=1.1,
+        )  # fmt: skip
+        free = place + room / 2
+
+
 def _percent(value: object) -> float:
     number = float(value) if isinstance(value, int | float | np.integer | np.floating) else math.nan
     return number if math.isfinite(number) else math.nan
@@ -246,107 +191,3 @@ def _panels(count: int, *, width: float, height: float) -> tuple[Figure, list[Ax
     for axes in panels[count:]:
         axes.remove()
     return figure, panels[:count]
-
-
-def _sheet(rows: int, heads: Sequence[str], *, tile: float, below: float = 0.07) -> tuple[Figure, list[list[Axes]]]:
-    """Square tiles under column heads, all in inches; ``below`` is the room for words under each tile."""
-    edge, foot = 0.08, 0.36
-    above = 0.16 + 0.14 * max(1 + head.count("\n") for head in heads)
-    width, height = edge + len(heads) * (tile + edge), above + rows * (tile + below) + foot
-    figure = Figure(figsize=(width, height))
-    grid = []
-    for row in range(rows):
-        y = foot + below + (rows - 1 - row) * (tile + below)
-        xs = [edge + column * (tile + edge) for column in range(len(heads))]
-        grid.append([figure.add_axes((x / width, y / height, tile / width, tile / height)) for x in xs])
-    for axes, head in zip(grid[0], heads, strict=True):
-        lines = "\n".join(_short(line, round(14 * tile)) for line in head.split("\n"))
-        centre = axes.get_position().x0 + tile / 2 / width
-        figure.text(centre, 1 - (above - 0.07) / height, lines, ha="center", size=8, weight="bold")
-    for axes in (axes for line in grid for axes in line):
-        axes.set_axis_off()
-        axes.set_anchor("S")
-    return figure, grid
-
-
-def _thumbnail(axes: Axes, image: Picture) -> Picture:
-    """No more pixels than the tile shows, so that a report stays small whatever the images' size."""
-    picture = Image.fromarray(image)
-    scale = axes.bbox.width / max(picture.size)
-    size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
-    return np.asarray(picture.resize(size, Image.Resampling.LANCZOS))
-
-
-def _show(axes: Axes, image: Picture) -> None:
-    axes.imshow(_thumbnail(axes, image))
-
-
-def _overlay(axes: Axes, image: Picture, values: Floats, bounds: tuple[float, float] | None) -> None:
-    """A map without contrast is said to be flat rather than stretched until its rounding noise shows."""
-    if bounds is None:
-        _show(axes, image)
-        box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2}
-        axes.text(0.5, 0.06, "same everywhere", ha="center", size=7, transform=axes.transAxes, bbox=box)
-        return
-    low, high = bounds
-    heat = (np.where(np.isfinite(values), values, low) - low) / (high - low)
-    axes.imshow(blend(_thumbnail(axes, image), heat))
-
-
-def _range(values: Floats) -> tuple[float, float] | None:
-    """Lowest and highest finite value; None when they differ by no more than rounding."""
-    finite = np.asarray(values, dtype=np.float64)[np.isfinite(values)]
-    if not finite.size:
-        return None
-    low, high = float(finite.min()), float(finite.max())
-    return (low, high) if high - low > 1e-6 * max(abs(low), abs(high)) else None
-
-
-def _verdict(right: bool | None) -> tuple[str, str]:
-    if right is None:
-        return UNKNOWN, ""
-    return (RIGHT, "✓") if right else (WRONG, "✗")
-
-
-def _framed(axes: Axes, image: Picture, colour: str, width: float) -> None:
-    _show(axes, image)
-    axes.set_axis_on()
-    axes.set(xticks=[], yticks=[])
-    for spine in axes.spines.values():
-        spine.set(visible=True, color=colour, linewidth=width)
-
-
-def _below(axes: Axes, mark: str, name: str, colour: str) -> None:
-    lines = [(mark, colour, "bold"), (_short(name, 23), INK, "normal")]
-    for i, (text, tint, weight) in enumerate(line for line in lines if line[0]):
-        offset = (0, -4 - 9 * i)
-        axes.annotate(
-            text, (0.5, 0), offset, "axes fraction", "offset points",
-            ha="center", va="top", size=6.5, color=tint, weight=weight,
-        )  # fmt: skip
-
-
-def _note(figure: Figure, inches: float, text: str) -> None:
-    width, height = figure.get_size_inches()
-    figure.text(inches / width, 0.17 / height, text, color=FAINT, size=7.5, va="center")
-
-
-def _heat_key(figure: Figure, text: str) -> None:
-    width, height = figure.get_size_inches()
-    bar = figure.add_axes((0.08 / width, 0.12 / height, 0.9 / width, 0.1 / height))
-    bar.imshow(HEAT(np.linspace(0, 1, 128))[None], aspect="auto")
-    bar.set_axis_off()
-    _note(figure, 1.08, text)
-
-
-def _blank(message: str) -> Figure:
-    figure = Figure(figsize=(5, 0.8))
-    figure.text(0.5, 0.5, message, ha="center", va="center", color=FAINT)
-    return figure
-
-
-def _short(text: str, length: int) -> str:
-    """One printable line; what is cut from a long name is its middle, as names differ at their ends."""
-    line = " ".join(text.encode("utf-8", "replace").decode().split())
-    half = (length - 1) // 2
-    return line if len(line) <= length else f"{line[: length - 1 - half]}…{line[-half:]}"

@@ -1,0 +1,58 @@
+"""The rows of the bench: what each is made of exists, here and in the paper."""
+
+import pytest
+
+from finesight.bench.paper import paper_row
+from finesight.bench.systems import NETWORKS, PROJECTIONS, SYSTEMS, UNTRAINED, System, chosen
+from finesight.bench.table import COMPARED, CURVE, OURS
+from finesight.errors import FineSightError
+from finesight.methods.recipes import RECIPES
+from finesight.nn.pooling import mask_kind, uses_rationale
+from finesight.nn.pooling_config import ORACLES, POOLINGS
+
+
+@pytest.mark.parametrize(("name", "system"), SYSTEMS.items())
+def test_a_row_is_made_of_what_there_is(name: str, system: System) -> None:
+    network = NETWORKS[system.network]
+    assert name.startswith(system.network)
+    assert network.method is None or network.method in RECIPES
+    kind = mask_kind(system.pooling)
+    if kind is not None and ":" in kind:
+        branch = kind.removeprefix("rationale:")
+        assert branch == UNTRAINED or int(branch) in PROJECTIONS
+    else:
+        assert system.pooling in (*POOLINGS, *ORACLES)
+    if uses_rationale(system.pooling):
+        assert network.method == "lcr"
+
+
+def test_names_and_words_are_each_of_one_row() -> None:
+    assert len({system.words for system in SYSTEMS.values()}) == len(SYSTEMS)
+    assert len({(system.network, system.pooling) for system in SYSTEMS.values()}) == len(SYSTEMS)
+    assert not [name for name in SYSTEMS if "," in name or " " in name], "names are given with commas"
+
+
+def test_rows_of_the_paper_exist() -> None:
+    named = {name: system.paper for name, system in SYSTEMS.items() if system.paper is not None}
+    assert {"frozen", "moco-v2", "lcr", "lcr-multitask"} <= named.keys()
+    for paper in named.values():
+        row = paper_row(paper)
+        assert {"retrieval", "linear"} <= row.keys()
+        assert row["retrieval"]["rank1"] > 0
+
+
+def test_the_curve_is_lcr_with_another_k() -> None:
+    assert list(CURVE) == list(PROJECTIONS)
+    for k, name in CURVE.items():
+        assert SYSTEMS[name].pooling == f"rationale:{k}-gem"
+        assert not SYSTEMS[name].probe
+    assert {OURS, *COMPARED, *CURVE.values()} == set(SYSTEMS)
+
+
+def test_chosen_rows_keep_the_order_of_the_table() -> None:
+    assert chosen([]) == SYSTEMS
+    assert list(chosen(["lcr", "frozen", "lcr"])) == ["frozen", "lcr"]
+    with pytest.raises(FineSightError, match=r"There is no system 'moco-v3'. Nearest: .*moco-v2"):
+        chosen(["frozen", "moco-v3"])
+    with pytest.raises(FineSightError, match="frozen-energy-gem"):  # nothing is near: all are named
+        chosen(["§"])
