@@ -42,7 +42,7 @@ SETTINGS: dict[str, Any] = {
     "optim.lr": 0.03,
     "validation.fraction": 0.0,
 }
-# A quick branch, as the run is short, and its mask as it is. No gradient of the branch reaches the encoder, which is then
+# A quick branch, as the run is short, and its mask as it is. Nothing of the branch reaches the encoder, which is then
 # that of MoCo v2 to the last bit: one training serves both, and whatever LCR gains here, its mask gains.
 RATIONALE: dict[str, Any] = {
     "rationale.branch_lr": 0.01,
