@@ -20,6 +20,8 @@ UNCHOSEN = (30.0, 100)  # the paper's setting, for when every class has one imag
 BATCH = 256
 MOMENTUM = 0.9
 VALIDATION = 0.2
+ENOUGH = 1000  # validation images; a choice on fewer is luck, so that several folds are tried then
+FOLDS = 5
 FINALISTS = 3
 
 
@@ -133,17 +135,15 @@ def _choose(
 
     Every rate is tried for the shortest time, only the best few for longer: most of the cost is in the rest.
     """
-    held = torch.from_numpy(_validation(y.numpy(), seed))
-    if len(held) == 0:
+    folds = _folds(y.numpy(), seed)
+    if not folds:
         return UNCHOSEN
-    kept = torch.ones(len(y), dtype=torch.bool)
-    kept[held] = False
     scores = {}
     for length in sorted(epochs):
         say(f"choosing the learning rate, {length} epochs")
-        weight = fit(x[kept], y[kept], classes, lrs, length, seed)
-        for lr, logits in zip(lrs, predict(weight, x[held]), strict=True):
-            scores[lr, length] = _validation_score(logits, y[held])
+        found = [_fold_scores(x, y, classes, lrs, length, seed, held) for held in folds]
+        for n, lr in enumerate(lrs):
+            scores[lr, length] = _joint_score([fold[n] for fold in found])
         lrs = [lr for _, lr in sorted((scores[lr, length], lr) for lr in lrs)][-FINALISTS:]
     best = max(scores, key=lambda setting: scores[setting])
     if scores[best][0] < 0:
@@ -154,6 +154,22 @@ def _choose(
     return best
 
 
+def _fold_scores(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    classes: int,
+    lrs: Sequence[float],
+    length: int,
+    seed: int,
+    held: NDArray[np.int64],
+) -> list[tuple[int, float, float]]:
+    """For each rate: held-out images, accuracy and loss on them of a probe fitted to the others."""
+    kept = torch.ones(len(y), dtype=torch.bool)
+    kept[held] = False
+    weight = fit(x[kept], y[kept], classes, lrs, length, seed)
+    return [(len(held), *_validation_score(logits, y[held])) for logits in predict(weight, x[held])]
+
+
 def _validation_score(logits: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
     """Larger is better; a probe that overflowed loses to every one that did not."""
     if not bool(logits.isfinite().all()):
@@ -161,10 +177,26 @@ def _validation_score(logits: torch.Tensor, y: torch.Tensor) -> tuple[float, flo
     return _accuracy(logits, y)[0], -float(torch.nn.functional.cross_entropy(logits, y))
 
 
-def _validation(labels: NDArray[np.int64], seed: int) -> NDArray[np.int64]:
-    """A fifth of each class, at least one image but never a class's only one."""
-    shuffled = _shuffled_classes(labels, seed)
-    return _join(order[: min(len(order) - 1, max(1, round(VALIDATION * len(order))))] for order in shuffled)
+def _joint_score(folds: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
+    """Over all held-out images; a probe that overflowed once has lost."""
+    if any(accuracy < 0 for _, accuracy, _ in folds):
+        return -1.0, 0.0
+    total = sum(count for count, _, _ in folds)
+    accuracy = sum(count * value for count, value, _ in folds) / total
+    return accuracy, sum(count * value for count, _, value in folds) / total
+
+
+def _folds(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+    """Disjoint validation sets: a fifth of each class, at least one image but never a class's only one.
+
+    One where that is enough images to choose by, else as many as it takes, up to five.
+    """
+    shuffled = [order for order in _shuffled_classes(labels, seed) if len(order) > 1]
+    sizes = [max(1, round(VALIDATION * len(order))) for order in shuffled]
+    count = min(FOLDS, math.ceil(ENOUGH / max(1, sum(sizes))))
+    pairs = list(zip(shuffled, sizes, strict=True))
+    folds = [_join(order[n * size : (n + 1) * size] for order, size in pairs) for n in range(count)]
+    return [fold for fold in folds if len(fold)]
 
 
 def _shuffled_classes(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
