@@ -74,8 +74,19 @@ def test_fractions_out_of_range(bad: float) -> None:
 def test_validation_takes_a_fifth_of_each_class_but_never_all_of_it() -> None:
     sizes = [1, 2, 3, 5, 10, 30]
     labels = np.repeat(np.arange(6), sizes)
-    held = linear._validation(labels, 0)
-    assert np.bincount(labels[held], minlength=6).tolist() == [0, 1, 1, 1, 2, 6]
+    folds = linear._folds(labels, 0)
+    counts = [np.bincount(labels[held], minlength=6).tolist() for held in folds]
+    assert counts[0] == [0, 1, 1, 1, 2, 6]
+    assert np.sum(counts, axis=0).tolist() == [0, 2, 3, 5, 10, 30], "five folds of so few images hold each out once"
+    assert len(np.unique(np.concatenate(folds))) == sum(len(held) for held in folds) == 50
+
+
+def test_as_many_folds_as_it_takes_to_choose_by() -> None:
+    for images, count in ((10, 5), (30, 4), (60, 2), (100, 1), (500, 1)):  # of 50 classes
+        folds = linear._folds(np.repeat(np.arange(50), images), 0)
+        assert len(folds) == count
+        assert len(folds) == 5 or sum(len(held) for held in folds) >= linear.ENOUGH
+    assert linear._folds(np.arange(50), 0) == [], "nothing to hold out"
 
 
 # --- training
@@ -177,13 +188,17 @@ def test_choice_is_the_best_on_validation() -> None:
     """Against the grid trained member by member (few enough rates that none is dropped on the way)."""
     x, labels = blobs(0, noise=2, images=40)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
-    held = np.isin(np.arange(len(x)), linear._validation(labels, 0))
     tx, ty = torch.from_numpy(x), torch.from_numpy(labels)
+    folds = [np.isin(np.arange(len(x)), held) for held in linear._folds(labels, 0)]
+    assert len(folds) == 5
     accuracy = {}
     for lr in QUICK["lrs"]:
         for epochs in QUICK["epochs"]:
-            logits = predict(fit(tx[~held], ty[~held], 6, [lr], epochs, 0), tx[held])[0]
-            accuracy[lr, epochs] = np.mean(logits.argmax(1).numpy() == labels[held])
+            hits = [
+                predict(fit(tx[~held], ty[~held], 6, [lr], epochs, 0), tx[held])[0].argmax(1).numpy() == labels[held]
+                for held in folds
+            ]
+            accuracy[lr, epochs] = np.mean(np.concatenate(hits))
     assert len(set(accuracy.values())) > 1
     scores = linear_probe(x, labels, *blobs(1), fractions=[100], **QUICK)["100"]
     assert accuracy[scores["lr"], scores["epochs"]] == max(accuracy.values())
