@@ -92,14 +92,15 @@ def test_as_many_folds_as_it_takes_to_choose_by() -> None:
 # --- training
 
 
-@pytest.mark.parametrize("images", [40, 300])  # one short batch; one full and one short
+@pytest.mark.parametrize("images", [40, 300])  # one batch; two of equal size
 def test_sgd_matches_the_loop_reference(images: int) -> None:
     rng = np.random.default_rng(0)
     x, y = rng.standard_normal((images, 5)), rng.integers(0, 4, images)
     lrs, epochs = [0.1, 2.0, 30.0], 3
     generator = torch.Generator().manual_seed(7)
     orders = [torch.randperm(images, generator=generator).tolist() for _ in range(epochs)]
-    batches = [[order[i : i + 256] for i in range(0, images, 256)] for order in orders]
+    half = images // 2
+    batches = [[order] if images <= 256 else [order[:half], order[half:]] for order in orders]
     got = fit(torch.from_numpy(x), torch.from_numpy(y), 4, lrs, epochs, seed=7)
     for member, lr in zip(got.numpy(), lrs, strict=True):
         weight, bias = sgd(x, y, 4, lr, batches)
@@ -117,7 +118,7 @@ def test_sgd_matches_torch() -> None:
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=12)
     generator = torch.Generator().manual_seed(3)
     for _ in range(4):
-        for batch in torch.randperm(600, generator=generator).split(256):
+        for batch in torch.randperm(600, generator=generator).split(200):
             optimiser.zero_grad()
             torch.nn.functional.cross_entropy(layer(x[batch]), y[batch]).backward()
             optimiser.step()
@@ -195,13 +196,24 @@ def test_choice_is_the_best_on_validation() -> None:
     for lr in QUICK["lrs"]:
         for epochs in QUICK["epochs"]:
             hits = [
-                predict(fit(tx[~held], ty[~held], 6, [lr], epochs, 0), tx[held])[0].argmax(1).numpy() == labels[held]
+                predict(fit(tx[~held], ty[~held], 6, [lr], epochs, 0, batches=1), tx[held])[0].argmax(1).numpy()
+                == labels[held]
                 for held in folds
             ]
             accuracy[lr, epochs] = np.mean(np.concatenate(hits))
     assert len(set(accuracy.values())) > 1
     scores = linear_probe(x, labels, *blobs(1), fractions=[100], **QUICK)["100"]
     assert accuracy[scores["lr"], scores["epochs"]] == max(accuracy.values())
+
+
+def test_a_fold_is_fitted_in_as_many_batches_as_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """300 images are two batches; four fifths of them would be one, and a rate that is steady there need not be so."""
+    seen = []
+    plain = linear._steps
+    monkeypatch.setattr(linear, "_steps", lambda n, *rest: seen.append((n, rest[2])) or plain(n, *rest))
+    x, labels = blobs(0, images=50)
+    linear_probe(x, labels, *blobs(1), fractions=[100], **QUICK)
+    assert set(seen) == {(240, 2), (300, 2)}
 
 
 def test_fractions_use_their_own_labels_only() -> None:

@@ -56,7 +56,7 @@ SYSTEMS: dict[str, System] = {
     "moco-v2-box-gem": System("moco-v2", "box-gem", "MoCo v2, box oracle in GeM", probe=False),
     "lcr-multitask": System("lcr", "average", "LCR's network, average (MultiTask)", paper="Ours-MultiTask"),
     "lcr-untrained": System("lcr", f"rationale:{UNTRAINED}-gem", "LCR's network, untrained branch in GeM", probe=False),
-    "lcr-mask": System("lcr", "rationale", "LCR, mask alone (Eq. 8-9)"),
+    "lcr-mask": System("lcr", "rationale", "LCR, mask alone without GeM"),
     "lcr": System("lcr", "rationale-gem", "LCR", paper="Ours"),
     **{f"lcr-k{k}": System("lcr", f"rationale:{k}-gem", f"LCR, K = {k}", probe=False) for k in PROJECTIONS},
     "lcr-paper": System("lcr-paper", "rationale", "LCR as the paper's text reads", paper="Ours"),

@@ -82,18 +82,27 @@ def linear_probe(
     return result
 
 
-def fit(x: torch.Tensor, y: torch.Tensor, classes: int, lrs: Sequence[float], epochs: int, seed: int) -> torch.Tensor:
+def fit(
+    x: torch.Tensor,
+    y: torch.Tensor,
+    classes: int,
+    lrs: Sequence[float],
+    epochs: int,
+    seed: int,
+    batches: int | None = None,
+) -> torch.Tensor:
     """Train one softmax regression per learning rate; weights (G, C, D + 1), the last column being the bias.
 
     SGD with momentum, no weight decay, cosine schedule; all G see the same batches. The gradient of the
     cross-entropy is written out, so that a step of all of them is two matrix products and one addition. The
-    problem is convex, so the start (the paper draws N(0, 0.01)) is zero.
+    problem is convex, so the start (the paper draws N(0, 0.01)) is zero. An epoch is ``batches`` steps of equal size,
+    by default as many as batches of 256 would be.
     """
     x = _with_one(x)
     weight = x.new_zeros(len(lrs) * classes, x.shape[1])
     speed = torch.zeros_like(weight)  # momentum times the learning rate
     rates = x.new_tensor(lrs)[:, None]
-    for batch, decay in _steps(len(x), epochs, seed):
+    for batch, decay in _steps(len(x), epochs, seed, batches or _batches(len(x))):
         error = (x[batch] @ weight.T).view(len(batch), len(lrs), classes).softmax(dim=2)
         error[torch.arange(len(batch)), :, y[batch]] -= 1  # (B, G, C): d cross-entropy / d logits
         error *= rates / len(batch)
@@ -111,13 +120,20 @@ def _with_one(x: torch.Tensor) -> torch.Tensor:
     return torch.cat([x, x.new_ones(len(x), 1)], dim=1)
 
 
-def _steps(images: int, epochs: int, seed: int) -> Iterator[tuple[torch.Tensor, float]]:
-    """Batches of a fresh order each epoch, with the cosine factor of the learning rate."""
+def _batches(images: int) -> int:
+    return math.ceil(images / BATCH)
+
+
+def _steps(images: int, epochs: int, seed: int, batches: int) -> Iterator[tuple[torch.Tensor, float]]:
+    """Batches of a fresh order each epoch, with the cosine factor of the learning rate.
+
+    Of equal size: at the high rates that suit unit features, a short last batch could throw the fit off.
+    """
     generator = torch.Generator().manual_seed(seed)
-    total = epochs * math.ceil(images / BATCH)
+    total = epochs * batches
     step = 0
     for _ in range(epochs):
-        for batch in torch.split(torch.randperm(images, generator=generator), BATCH):
+        for batch in torch.tensor_split(torch.randperm(images, generator=generator), batches):
             yield batch, 0.5 * (1 + math.cos(math.pi * step / total))
             step += 1
 
@@ -166,7 +182,7 @@ def _fold_scores(
     """For each rate: held-out images, accuracy and loss on them of a probe fitted to the others."""
     kept = torch.ones(len(y), dtype=torch.bool)
     kept[held] = False
-    weight = fit(x[kept], y[kept], classes, lrs, length, seed)
+    weight = fit(x[kept], y[kept], classes, lrs, length, seed, _batches(len(y)))  # as unsteady as the fit to all
     return [(len(held), *_validation_score(logits, y[held])) for logits in predict(weight, x[held])]
 
 
