@@ -4,7 +4,7 @@
 
 Takes the *train* images of classes 51 to 150 of CUB-200-2011, half of each class to train on and half to search in; the
 test split is not opened. Trains the variant (one of VARIANTS, or ``frozen``: nothing), then scores it under every
-pooling, as trained and with half of the initial weights mixed in, and with the mask to several powers.
+pooling, as trained and with a half and three quarters of the initial weights mixed in, with several powers of the mask.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from finesight.training.train import train
 
 FIRST, LAST, SPLIT_SEED = 50, 150, 7
 POWERS = (1.0, 2.0, 3.0, 4.0)
-SHARES = (0.0, 0.5)
+SHARES = (0.0, 0.5, 0.75)
 HELD: dict[str, Any] = {**profile("cpu-50").settings, "initial_share": 0.0}
 VARIANTS: dict[str, dict[str, Any]] = {
     "chosen": HELD,
