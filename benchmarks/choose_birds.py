@@ -157,7 +157,7 @@ def main() -> None:
     result = {
         "command": shlex.join(["python", "benchmarks/choose_birds.py", *words]),
         "images": {name: int((source.splits == name).sum()) for name in ("train", "test")},
-        "settings": {key: value for key, value in settings.items()} if options.variant != "frozen" else {},
+        "settings": settings if options.variant != "frozen" else {},
         "scores": rows,
         "machine": machine(),
         "commit": commit(),

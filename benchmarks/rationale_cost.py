@@ -20,6 +20,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
 
+from finesight.bench.cost import saved_bytes
 from finesight.bench.machine import commit, machine
 from finesight.config import build_config
 from finesight.data.cache import cache_side
@@ -36,20 +37,6 @@ def one_step(module: TrainingModule, batch: Batch) -> float:
     module.optimizer.step()
     module.finish_step(batch)
     return time.perf_counter() - began
-
-
-def saved_bytes(module: TrainingModule, batch: Batch) -> int:
-    """What autograd keeps between forward and backward: the part of the peak that the rationale could raise."""
-    kept: dict[int, int] = {}
-
-    def note(tensor: torch.Tensor) -> torch.Tensor:
-        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
-        return tensor
-
-    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
-        module.training_step(batch, 0).backward()
-    module.optimizer.zero_grad()
-    return sum(kept.values())
 
 
 def main() -> None:
@@ -77,7 +64,11 @@ def main() -> None:
         method: TrainingModule(build_config({**settings, "method": method}), images=4096, steps_per_epoch=128)
         for method in ("moco-v2", "lcr")
     }
-    kept = {name: saved_bytes(module, Batch(0, canvas, sizes, slice(None))) for name, module in modules.items()}
+    first = Batch(0, canvas, sizes, slice(None))
+    kept = {
+        name: saved_bytes(module, lambda module=module: module.training_step(first, 0))[1]
+        for name, module in modules.items()
+    }
     seconds: dict[str, list[float]] = {name: [] for name in modules}
     for step in range(options.steps + 1):
         batch = Batch(step, canvas, sizes, slice(None))

@@ -1,8 +1,18 @@
 """Errors that are the user's to fix: the command line prints their message, never a trace."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class FineSightError(Exception):
     """Something in the input, the options or the machine; the message says what was found and what to do."""
+
+
+def unknown(kind: str, name: str, known: Iterable[str]) -> FineSightError:
+    """For a name that is none of those known: the error suggests the nearest, or all of them when none is near."""
+    names = list(known)
+    near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names
+    return FineSightError(f"There is no {kind} {name!r}. Nearest: {', '.join(near)}.")
 
 
 class SkipImage(Exception):

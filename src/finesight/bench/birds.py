@@ -17,7 +17,7 @@ from finesight.bench.machine import Usage, commit, machine, measured
 from finesight.bench.networks import changed, finished, settings, spent, trained
 from finesight.bench.profiles import Profile
 from finesight.bench.results import ResultFiles
-from finesight.bench.systems import NETWORKS, System, chosen
+from finesight.bench.systems import System, chosen, is_frozen
 from finesight.config import RuntimeConfig, TrainConfig
 from finesight.console import console
 from finesight.data.sources import ImageSource, open_source
@@ -99,10 +99,6 @@ class Plan:
             probes=sum(system.probe for systems in rows for system in systems.values()),
             rows=max((len(systems) for systems in rows), default=0),
         )
-
-
-def is_frozen(network: str) -> bool:
-    return NETWORKS[network].method is None
 
 
 def plan(bench: Bench, systems: Sequence[str] = (), seeds: Sequence[int] | None = None) -> Plan:

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from finesight.errors import FineSightError
+from finesight.errors import unknown
 from finesight.nn.pooling_config import AnyPooling
 
 
@@ -41,19 +40,21 @@ class System:
     probe: bool = True  # linear probes are slow: not for rows that only draw a curve
 
 
+def _controlled(network: str, words: str, paper: str) -> dict[str, System]:
+    """A network averaged, as the paper has it, and under every pooling that needs no learning."""
+    return {
+        network: System(network, "average", f"{words}, average", paper=paper),
+        f"{network}-energy": System(network, "energy", f"{words}, energy mask"),
+        f"{network}-gem": System(network, "gem", f"{words}, GeM"),
+        f"{network}-energy-gem": System(network, "energy-gem", f"{words}, energy mask in GeM"),
+        f"{network}-box": System(network, "box", f"{words}, box oracle", probe=False),
+        f"{network}-box-gem": System(network, "box-gem", f"{words}, box oracle in GeM", probe=False),
+    }
+
+
 SYSTEMS: dict[str, System] = {
-    "frozen": System("frozen", "average", "ImageNet weights, average", paper="ResNet-50"),
-    "frozen-energy": System("frozen", "energy", "ImageNet weights, energy mask"),
-    "frozen-gem": System("frozen", "gem", "ImageNet weights, GeM"),
-    "frozen-energy-gem": System("frozen", "energy-gem", "ImageNet weights, energy mask in GeM"),
-    "frozen-box": System("frozen", "box", "ImageNet weights, box oracle", probe=False),
-    "frozen-box-gem": System("frozen", "box-gem", "ImageNet weights, box oracle in GeM", probe=False),
-    "moco-v2": System("moco-v2", "average", "MoCo v2, average", paper="MoCo v2"),
-    "moco-v2-energy": System("moco-v2", "energy", "MoCo v2, energy mask"),
-    "moco-v2-gem": System("moco-v2", "gem", "MoCo v2, GeM"),
-    "moco-v2-energy-gem": System("moco-v2", "energy-gem", "MoCo v2, energy mask in GeM"),
-    "moco-v2-box": System("moco-v2", "box", "MoCo v2, box oracle", probe=False),
-    "moco-v2-box-gem": System("moco-v2", "box-gem", "MoCo v2, box oracle in GeM", probe=False),
+    **_controlled("frozen", "ImageNet weights", paper="ResNet-50"),
+    **_controlled("moco-v2", "MoCo v2", paper="MoCo v2"),
     "lcr-multitask": System("lcr", "average", "LCR's network, average (MultiTask)", paper="Ours-MultiTask"),
     "lcr-untrained": System("lcr", f"rationale:{UNTRAINED}-gem", "LCR's network, untrained branch in GeM", probe=False),
     "lcr-mask": System("lcr", "rationale", "LCR, mask alone without GeM"),
@@ -63,10 +64,13 @@ SYSTEMS: dict[str, System] = {
 }
 
 
+def is_frozen(network: str) -> bool:
+    return NETWORKS[network].method is None
+
+
 def chosen(names: Sequence[str]) -> dict[str, System]:
     """These rows in the table's order; all when none is named."""
     for name in names:
         if name not in SYSTEMS:
-            near = difflib.get_close_matches(name, SYSTEMS, n=3, cutoff=0.4) or list(SYSTEMS)
-            raise FineSightError(f"There is no system {name!r}. Nearest: {', '.join(near)}.")
+            raise unknown("system", name, SYSTEMS)
     return {name: system for name, system in SYSTEMS.items() if not names or name in names}

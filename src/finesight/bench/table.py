@@ -9,7 +9,7 @@ import numpy as np
 
 from finesight.bench.paper import paper_row
 from finesight.bench.results import ResultFiles, Results
-from finesight.bench.systems import NETWORKS, PROJECTIONS, SYSTEMS
+from finesight.bench.systems import PROJECTIONS, SYSTEMS, is_frozen
 from finesight.evaluation.bootstrap import Difference, paired_bootstrap_seeds
 
 METRICS: dict[str, tuple[str, ...]] = {
@@ -68,7 +68,7 @@ def score_rows(results: Results) -> list[dict[str, str]]:
 def seed_pairs(results: Results, first: str, second: str) -> list[tuple[int, int]]:
     """The seeds to compare: those both have. A frozen network's only one stands beside each of the other's."""
     a, b = sorted(results[first]), sorted(results[second])
-    if _frozen(first) != _frozen(second):
+    if is_frozen(SYSTEMS[first].network) != is_frozen(SYSTEMS[second].network):
         return [(seed, other) for seed in a for other in b]
     return [(seed, seed) for seed in a if seed in b]
 
@@ -106,7 +106,3 @@ def difference_rows(
                 row[metric] += f" [{found.low:+.2f}, {found.high:+.2f}]"
         rows.append(row)
     return rows
-
-
-def _frozen(system: str) -> bool:
-    return NETWORKS[SYSTEMS[system].network].method is None

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import difflib
 from dataclasses import dataclass
 
-from finesight.errors import FineSightError
+from finesight.errors import unknown
 from finesight.nn.pooling_config import PoolingName
 
 
@@ -29,5 +28,4 @@ def recipe(name: str) -> Recipe:
     """The recipe of that name, or an error that suggests the nearest ones."""
     if name in RECIPES:
         return RECIPES[name]
-    near = difflib.get_close_matches(name, RECIPES, n=3, cutoff=0.4) or list(RECIPES)
-    raise FineSightError(f"There is no method {name!r}. Nearest: {', '.join(near)}.")
+    raise unknown("method", name, RECIPES)
