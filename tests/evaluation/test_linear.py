@@ -216,6 +216,23 @@ def test_a_fold_is_fitted_in_as_many_batches_as_all_of_it(monkeypatch: pytest.Mo
     assert set(seen) == {(240, 2), (300, 2)}
 
 
+def test_the_count_of_steps_is_that_of_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
+    """With folds, several batches and classes too small to be held out of."""
+    taken = 0
+    plain = linear.fit
+
+    def counting(x, y, classes, lrs, epochs, seed, batches=None):  # type: ignore[no-untyped-def]
+        nonlocal taken
+        taken += len(lrs) * epochs * (batches or math.ceil(len(x) / linear.BATCH))
+        return plain(x, y, classes, lrs, epochs, seed, batches)
+
+    monkeypatch.setattr(linear, "fit", counting)
+    x, labels = blobs(0, images=120)
+    labels[3:120] = -1  # of the first class three are left: one at 20 %, that cannot be held out
+    linear_probe(x, labels, *blobs(1))
+    assert taken == linear.steps_of_one_rate(labels)
+
+
 def test_fractions_use_their_own_labels_only() -> None:
     """Images outside the 20 % can hold anything."""
     (x, y), test = blobs(0, noise=2), blobs(1, noise=2)

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.config import RuntimeConfig, TrainConfig
@@ -22,12 +23,11 @@ from finesight.evaluation import linear
 from finesight.training.batches import Batch
 from finesight.training.module import TrainingModule
 
-PROBE = 8  # images of the small step
+PROBE = 8  # images of the small step, steps of the small probe
 PROGRAM = 0.8e9  # bytes of the interpreter with its libraries
 CACHED_SHAPE = 4 / 3  # width by height of a usual photo
 CHECKPOINTS = 3  # at most on disk at once: two kept, one being written
 JOINED = 1.5  # a network's features while they are put together, over what they take in the end
-FRACTIONS = (1.0, 0.5, 0.2)  # of the labels: a row's linear probes
 
 
 @dataclass(frozen=True)
@@ -69,7 +69,9 @@ class Cost:
 
 def estimate(config: TrainConfig, source: ImageSource, work: Work, devices: int = 1) -> Cost:
     """For images of which none is decoded yet."""
-    images, train = len(source), len(source.split("train"))
+    images, train_labels = len(source), source.split("train").labels
+    assert train_labels is not None  # CUB has them
+    train = len(train_labels)
     module = TrainingModule(config, images=train, steps_per_epoch=max(1, train // config.batch)).to(_device())
     _step(module)  # the first one also allocates
     step_seconds, saved = _step(module)
@@ -84,7 +86,7 @@ def estimate(config: TrainConfig, source: ImageSource, work: Work, devices: int 
         work,
         training=seen * step_seconds / PROBE,
         scoring=images * _forward(module, config.encoder_resolution),
-        probing=_probe(channels, train, len(np.unique(source.labels)) if source.labels is not None else 1),
+        probing=_probe(channels, train_labels),
         memory=PROGRAM + weights + max(learning, JOINED * work.rows * images * channels * 4),
         runs_disk=work.trainings * (CHECKPOINTS + 1) * (weights + learnt),
         cache_disk=sum(images * 3 * CACHED_SHAPE * side**2 for side in sides),
@@ -131,14 +133,13 @@ def _forward(module: TrainingModule, resolution: int) -> float:
     return min(_seconds(lambda: backbone(image)) for _ in range(3))
 
 
-def _probe(channels: int, train: int, classes: int) -> float:
-    """Seconds of a row's linear probes: every rate for the short time, the finalists and the choice for the long."""
+def _probe(channels: int, labels: NDArray[np.int64]) -> float:
+    """Seconds of a row's linear probes."""
+    classes, rates = len(np.unique(labels)), linear.LEARNING_RATES
     x, y = torch.randn(linear.BATCH, channels), torch.arange(linear.BATCH) % classes
-    rates = linear.LEARNING_RATES
-    step = _seconds(lambda: linear.fit(x, y, classes, rates, 2, 0)) / 2 / len(rates)
-    short, long = linear.EPOCHS
-    epochs = short * len(rates) + long * (linear.FINALISTS + 1)
-    return step * epochs * sum(train * share / linear.BATCH for share in FRACTIONS)
+    linear.fit(x, y, classes, rates, 1, 0)
+    step = _seconds(lambda: linear.fit(x, y, classes, rates, PROBE, 0)) / PROBE / len(rates)
+    return step * linear.steps_of_one_rate(labels)
 
 
 def _seconds(work: Callable[[], object]) -> float:

@@ -82,6 +82,16 @@ def linear_probe(
     return result
 
 
+def steps_of_one_rate(labels: NDArray[np.int64], fractions: Sequence[int] = (100, 50, 20), seed: int = 0) -> int:
+    """How many steps ``linear_probe`` takes, each with one learning rate, to choose on every fold and to fit."""
+    short, long = min(EPOCHS), max(EPOCHS)
+    choosing = short * len(LEARNING_RATES) + long * FINALISTS
+    total = 0
+    for part in nested_fractions(labels, [percent / 100 for percent in fractions], seed).values():
+        total += _batches(len(part)) * (choosing * len(_folds(labels[part], seed)) + long)
+    return total
+
+
 def fit(
     x: torch.Tensor,
     y: torch.Tensor,
