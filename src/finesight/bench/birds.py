@@ -96,7 +96,7 @@ class Plan:
         return Work(
             trainings=len(self.trainings(bench)),
             networks=len(rows),
-            probes=sum(system.probe for systems in rows for system in systems.values()),
+            probes=sum(bench.profile.probes(*row) for systems in rows for row in systems.items()),
             rows=max((len(systems) for systems in rows), default=0),
         )
 
@@ -173,7 +173,7 @@ def _evaluate(bench: Bench, source: ImageSource, encoder: Encoder, rows: dict[st
         encoder,
         source,
         list(dict.fromkeys(system.pooling for system in rows.values())),
-        probed=list(dict.fromkeys(system.pooling for system in rows.values() if system.probe)),
+        probed=list(dict.fromkeys(row[1].pooling for row in rows.items() if bench.profile.probes(*row))),
         limit_classes=bench.profile.classes,
         cache_dir=bench.runtime.cache_dir,
         workers=bench.runtime.workers,

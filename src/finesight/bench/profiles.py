@@ -6,7 +6,7 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict
 
-from finesight.bench.systems import NETWORKS, PROJECTIONS
+from finesight.bench.systems import NETWORKS, PROJECTIONS, System
 from finesight.config import TrainConfig, build_config
 from finesight.errors import FineSightError
 
@@ -22,6 +22,7 @@ class Profile(BaseModel):
     settings: dict[str, Any]
     rationale: dict[str, Any] = {}
     seeds: tuple[int, ...] = (0, 1, 2)
+    probed: tuple[str, ...] | None = None  # the rows that get linear probes; None: all that may
 
     def config(self, network: str, *, data: str, weights: str, seed: int) -> TrainConfig:
         """The training of a network of the bench."""
@@ -39,6 +40,10 @@ class Profile(BaseModel):
                 "seed": seed,
             }
         )
+
+    def probes(self, row: str, system: System) -> bool:
+        """Whether a row gets linear probes."""
+        return system.probe and (self.probed is None or row in self.probed)
 
     def facts(self, config: TrainConfig, queue: int) -> dict[str, Any]:
         """What a table must say of the setting."""
@@ -63,6 +68,9 @@ class Profile(BaseModel):
 # Chosen on a validation part of CUB's train images (docs/results.md), never on test.
 _CPU: dict[str, Any] = {
     "views.resolution": 128,
+    "views.saturation": 0.1,  # a bird's colours tell its species: a network that learns to overlook them
+    "views.hue": 0.02,  # loses more than it gains
+    "views.grey": 0.0,
     "test_resolution": 224,
     "backbone.freeze": 3,  # stem, layer1 and layer2
     "backbone.frozen_norm": True,
@@ -70,7 +78,7 @@ _CPU: dict[str, Any] = {
     "batch": 32,
     "objective.momentum": 0.99,
     "optim.lr": 0.03,
-    "optim.backbone_share": 0.1,
+    "optim.backbone_share": 0.3,
     "optim.hold_epochs": 1,
     "initial_share": 0.5,
     "validation.fraction": 0.0,
@@ -83,6 +91,10 @@ PROFILES: dict[str, Profile] = {
         words="all 200 classes, for a CPU",
         settings=_CPU
         | {"epochs": 2, "optim.hold_epochs": 0.5, "optim.cosine": "step"},  # four times the steps an epoch
+        probed=(
+            *("frozen", "frozen-energy", "frozen-gem", "frozen-energy-gem"),
+            *("moco-v2", "moco-v2-energy-gem", "lcr-multitask", "lcr", "lcr-paper"),
+        ),
     ),
     "paper": Profile(
         name="paper",
