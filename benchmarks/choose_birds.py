@@ -4,7 +4,7 @@
 
 Takes the *train* images of classes 51 to 150 of CUB-200-2011, half of each class to train on and half to search in; the
 test split is not opened. Trains the variant (one of VARIANTS, or ``frozen``: nothing), then scores it under every
-pooling, as trained and with a half and three quarters of the initial weights mixed in, with several powers of the mask.
+pooling, as trained and with half of the initial weights mixed in, with several powers of the mask.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import csv
 import json
 import os
 import shlex
-import sys
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -42,14 +41,18 @@ from finesight.training.train import train
 
 FIRST, LAST, SPLIT_SEED = 50, 150, 7
 POWERS = (1.0, 2.0, 3.0, 4.0)
-SHARES = (0.0, 0.5, 0.75)
+SHARES = (0.0, 0.5)
 HELD: dict[str, Any] = {**profile("cpu-50").settings, "initial_share": 0.0}
+GENTLE: dict[str, Any] = {**HELD, "optim.backbone_share": 0.1}
+COLOURS: dict[str, Any] = {**GENTLE, "views.saturation": 0.4, "views.hue": 0.1, "views.grey": 0.2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "chosen": HELD,
-    "160px": {**HELD, "views.resolution": 160, "epochs": 5},
+    "gentle": GENTLE,
+    "moco-colours": COLOURS,
+    "moco-colours-160px": {**COLOURS, "views.resolution": 160, "epochs": 5},
     # φ of 7 × 7 at 112 px by an undilated last stage, no waiting, one rate for head and backbone
-    "112px-stride16": {
-        **HELD,
+    "moco-colours-112px-stride16": {
+        **COLOURS,
         "views.resolution": 112,
         "backbone.output_stride": 16,
         "backbone.dilate": False,
@@ -152,8 +155,8 @@ def main() -> None:
         encoder = Encoder.load(train(config, options.runs / f"{options.variant}-seed{options.seed}", runtime).root)
         for share in SHARES:
             rows[f"initial share {share:g}"] = scores(at_stride_32(encoder, config, share), source, runtime)
-    words = [word for word in sys.argv[1:] if word not in ("--cache-dir", str(options.cache_dir))]
-    words = [Path(word).name if os.path.sep in word and "results" not in word else word for word in words]
+    words = [options.variant, "--seed", str(options.seed), "--data", options.data.absolute().name]
+    words += ["--weights", Path(options.weights).name]  # paths by their last part: they differ from machine to machine
     result = {
         "command": shlex.join(["python", "benchmarks/choose_birds.py", *words]),
         "images": {name: int((source.splits == name).sum()) for name in ("train", "test")},

@@ -316,6 +316,21 @@ def test_the_estimate_counts_what_is_left(done: birds.Bench, tmp_path: Path) -> 
     assert birds.plan(done).work(done).trainings == 0
 
 
+def test_a_profile_can_name_the_rows_that_are_probed(cub: Path, tmp_path: Path) -> None:
+    """Rows of one network and pooling share their scores: then the probe of one is the probe of both."""
+    setting = tiny.profile(rationale=tiny.APART).model_copy(
+        update={"probed": ("frozen-gem", "moco-v2", "lcr-untrained")}
+    )
+    job = tiny.bench(cub, tmp_path, setting)
+    rows = ["frozen", "frozen-gem", "moco-v2", "lcr-multitask", "lcr-untrained", "lcr"]
+    todo = birds.plan(job, rows)
+    assert todo.work(job).probes == 2
+    birds.run(job, todo)
+    found = {name: job.results.read()[name][0]["linear"] for name in rows}
+    assert {name for name, linear in found.items() if linear} == {"frozen-gem", "moco-v2", "lcr-multitask"}
+    assert found["moco-v2"] == found["lcr-multitask"]
+
+
 def test_the_drawn_birds_are_cub(cub: Path) -> None:
     source = open_source(cub)
     assert source.kind == "cub"

@@ -9,7 +9,7 @@ from finesight.bench.birds import FROZEN_SEED, Bench
 from finesight.bench.networks import changed
 from finesight.bench.profiles import PROFILES, Profile, profile
 from finesight.bench.results import ResultFiles
-from finesight.bench.systems import NETWORKS, PROJECTIONS
+from finesight.bench.systems import NETWORKS, PROJECTIONS, SYSTEMS
 from finesight.config import RuntimeConfig, TrainConfig
 from finesight.errors import FineSightError
 
@@ -43,6 +43,13 @@ def test_the_networks_of_a_profile_differ_in_the_rationale_only(name: str) -> No
     assert literal is not None
     assert literal.reading == "paper"
     assert literal.study == ()
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_probed_rows_exist_and_hold_what_the_claims_need(name: str) -> None:
+    rows = {row for row, system in SYSTEMS.items() if PROFILES[name].probes(row, system)}
+    assert rows >= set(PROFILES[name].probed or ())
+    assert rows >= {"frozen", "frozen-energy", "frozen-gem", "moco-v2", "moco-v2-energy-gem", "lcr", "lcr-paper"}
 
 
 @pytest.mark.parametrize("name", PROFILES)

@@ -24,6 +24,7 @@ from finesight.data.sources import ImageSource, open_source
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
+from finesight.nn.pooling_config import AnyPooling
 from finesight.nn.queue import automatic_queue
 from finesight.training.run import RunFolder
 from finesight.training.train import hold_out
@@ -96,7 +97,7 @@ class Plan:
         return Work(
             trainings=len(self.trainings(bench)),
             networks=len(rows),
-            probes=sum(bench.profile.probes(*row) for systems in rows for row in systems.items()),
+            probes=sum(len(_probed(bench, systems)) for systems in rows),
             rows=max((len(systems) for systems in rows), default=0),
         )
 
@@ -173,12 +174,17 @@ def _evaluate(bench: Bench, source: ImageSource, encoder: Encoder, rows: dict[st
         encoder,
         source,
         list(dict.fromkeys(system.pooling for system in rows.values())),
-        probed=list(dict.fromkeys(row[1].pooling for row in rows.items() if bench.profile.probes(*row))),
+        probed=_probed(bench, rows),
         limit_classes=bench.profile.classes,
         cache_dir=bench.runtime.cache_dir,
         workers=bench.runtime.workers,
         progress=bench.runtime.progress,
     )
+
+
+def _probed(bench: Bench, rows: dict[str, System]) -> list[AnyPooling]:
+    """The poolings to fit linear probes to; rows that share one share its probes."""
+    return list(dict.fromkeys(system.pooling for name, system in rows.items() if bench.profile.probes(name, system)))
 
 
 def _result(bench: Bench, name: str, system: System, seed: int, evaluation: Evaluation) -> dict[str, Any]:

@@ -36,7 +36,7 @@ class Work:
 
     trainings: int
     networks: int  # to embed the images with
-    probes: int  # rows that get linear probes
+    probes: int  # poolings that get linear probes
     rows: int  # at most, of one network: its features are held at once
 
 
