@@ -19,6 +19,7 @@ from finesight.bench.systems import NETWORKS, SYSTEMS
 from finesight.data.sources import open_source
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
+from finesight.evaluation import evaluate
 from processes import rows
 
 SOME = ("moco-v2", "lcr-mask", "lcr")
@@ -314,6 +315,28 @@ def test_the_estimate_counts_what_is_left(done: birds.Bench, tmp_path: Path) -> 
     assert cost.seconds > 0
     assert not job.runs.exists()
     assert birds.plan(done).work(done).trainings == 0
+
+
+def test_rows_are_written_as_soon_as_they_are_known(cub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Probes are the slow part: whoever is killed in one finds every row that needed none, and those before."""
+    job = tiny.bench(cub, tmp_path)
+    rows = ["frozen", "frozen-gem", "frozen-box", "frozen-box-gem"]
+    probe, probed = evaluate.linear_probe, []
+
+    def killed_in_the_second(*args: Any, **options: Any) -> Any:
+        probed.append(True)
+        if len(probed) > 1:
+            raise KeyboardInterrupt
+        return probe(*args, **options)
+
+    monkeypatch.setattr(evaluate, "linear_probe", killed_in_the_second)
+    with pytest.raises(KeyboardInterrupt):
+        tiny.run(job, rows)
+    assert set(job.results.read()) == {"frozen", "frozen-box", "frozen-box-gem"}
+    assert list(birds.plan(job, rows).rows.values()) == [{"frozen-gem": SYSTEMS["frozen-gem"]}]
+    monkeypatch.undo()
+    tiny.run(job, rows)
+    assert set(job.results.read()) == set(rows)
 
 
 def test_a_profile_can_name_the_rows_that_are_probed(cub: Path, tmp_path: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ import torch
 
 from finesight import __version__, api
 from finesight.bench.cost import Cost, Work, estimate, refuse_what_does_not_fit
-from finesight.bench.machine import Usage, commit, machine, measured
+from finesight.bench.machine import Meter, Usage, commit, machine
 from finesight.bench.networks import changed, finished, settings, spent, trained
 from finesight.bench.profiles import Profile
 from finesight.bench.results import ResultFiles
@@ -134,13 +134,23 @@ def run(bench: Bench, todo: Plan) -> None:
     made = {"commit": commit(), "version": __version__, "machine": machine()}  # now: the source may change meanwhile
     for (network, seed), rows in todo.rows.items():
         console.rule(f"{network}, seed {seed}: {', '.join(rows)}")
-        encoder, used = _network(bench, network, seed)
-        with measured() as scoring:
-            evaluations = _evaluate(bench, source, encoder, rows)
+        _run_network(bench, network, seed, rows, source, made)
+
+
+def _run_network(
+    bench: Bench, network: str, seed: int, rows: dict[str, System], source: ImageSource, made: dict[str, Any]
+) -> None:
+    encoder, used = _network(bench, network, seed)
+    meter = Meter()
+
+    def write(evaluation: Evaluation) -> None:
+        cost = _cost(used, meter.usage()) | {"date": time.strftime("%Y-%m-%d")}
         for name, system in rows.items():
-            evaluation = evaluations[system.pooling]
-            result = _result(bench, name, system, seed, evaluation) | _cost(used, scoring) | made
-            bench.results.write(name, seed, result | {"date": time.strftime("%Y-%m-%d")}, evaluation.queries)
+            if system.pooling == evaluation.pooling:
+                result = _result(bench, name, system, seed, evaluation) | cost | made
+                bench.results.write(name, seed, result, evaluation.queries)
+
+    _evaluate(bench, source, encoder, rows, write)
 
 
 def birds(data: Path) -> ImageSource:
@@ -168,9 +178,15 @@ def _network(bench: Bench, network: str, seed: int) -> tuple[Encoder, Usage | No
     return trained(run, config, bench.runtime), spent(run)
 
 
-def _evaluate(bench: Bench, source: ImageSource, encoder: Encoder, rows: dict[str, System]) -> dict[str, Evaluation]:
-    """By pooling: one pass over the images for all rows of a network."""
-    return evaluate_poolings(
+def _evaluate(
+    bench: Bench,
+    source: ImageSource,
+    encoder: Encoder,
+    rows: dict[str, System],
+    found: Callable[[Evaluation], None],
+) -> None:
+    """One pass over the images for all rows of a network."""
+    evaluate_poolings(
         encoder,
         source,
         list(dict.fromkeys(system.pooling for system in rows.values())),
@@ -179,6 +195,7 @@ def _evaluate(bench: Bench, source: ImageSource, encoder: Encoder, rows: dict[st
         cache_dir=bench.runtime.cache_dir,
         workers=bench.runtime.workers,
         progress=bench.runtime.progress,
+        found=found,
     )
 
 
@@ -214,7 +231,7 @@ def _queue(config: TrainConfig, images: int) -> int:
 
 
 def _cost(trained: Usage | None, scored: Usage) -> dict[str, Any]:
-    """Seconds are of training; None where it was not seen."""
+    """Seconds are of training, None where it was not seen; those of evaluation are until the row was known."""
     return {
         "seconds": None if trained is None else round(trained.seconds, 1),
         "evaluation_seconds": round(scored.seconds, 1),

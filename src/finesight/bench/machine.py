@@ -24,15 +24,26 @@ class Usage:
     peak_memory_mb: float = 0.0
 
 
+class Meter:
+    """Measures from when it is made."""
+
+    def __init__(self) -> None:
+        self.began = time.monotonic()
+        _reset_peak()
+
+    def usage(self) -> Usage:
+        """So far."""
+        return Usage(time.monotonic() - self.began, _peak() / 2**20)
+
+
 @contextmanager
 def measured() -> Iterator[Usage]:
     """Fills what it yields when the block ends, however it ends."""
-    usage, began = Usage(), time.monotonic()
-    _reset_peak()
+    usage, meter = Usage(), Meter()
     try:
         yield usage
     finally:
-        usage.seconds, usage.peak_memory_mb = time.monotonic() - began, _peak() / 2**20
+        vars(usage).update(vars(meter.usage()))
 
 
 def _reset_peak() -> None:

@@ -90,8 +90,7 @@ PROFILES: dict[str, Profile] = {
     "cpu-200": Profile(
         name="cpu-200",
         words="all 200 classes, for a CPU",
-        settings=_CPU
-        | {"epochs": 1, "optim.hold_epochs": 0.25, "optim.cosine": "step"},  # as many steps as cpu-50
+        settings=_CPU | {"epochs": 1, "optim.hold_epochs": 0.25, "optim.cosine": "step"},  # as many steps as cpu-50
         probed=(
             *("frozen", "frozen-energy", "frozen-gem", "frozen-energy-gem"),
             *("moco-v2", "moco-v2-energy-gem", "lcr-multitask", "lcr", "lcr-paper"),

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -81,10 +81,12 @@ def evaluate_poolings(
     cache_dir: Path | None = None,
     workers: int | None = None,
     progress: bool = True,
+    found: Callable[[Evaluation], None] | None = None,
 ) -> dict[AnyPooling, Evaluation]:
     """``evaluate`` under each of ``poolings``, with one pass over the images for all of them.
 
-    ``probed`` says which of them get a linear probe, the slow part; None is all. Scores are those of one pooling
+    ``probed`` says which of them get a linear probe, the slow part and therefore the last; None is all. ``found`` is
+    told of each as soon as it is known. Scores are those of one pooling
     alone, but for a rationale whose masks range over the batch: it takes all others through the network in batches,
     and features that come from batches differ in their last bits.
     """
@@ -120,7 +122,7 @@ def evaluate_poolings(
         "skipped": len(cache.skipped),
     }
     result: dict[AnyPooling, Evaluation] = {}
-    for name in poolings:
+    for name in sorted(poolings, key=lambda name: name in probing):
         features = extracted.features[name]
         queries = retrieval(np.concatenate([features, known[name]]) if whole else features, labels[gallery])
         scores: dict[str, Any] = {"retrieval": queries.summary()}
@@ -138,6 +140,8 @@ def evaluate_poolings(
             scores["localization"] = located[name]
         scores["setting"] = {"pooling": name} | setting
         result[name] = Evaluation(scores, cache, test, extracted.only(name), name, queries)
+        if found is not None:
+            found(result[name])
     return result
 
 
