@@ -76,7 +76,7 @@ def test_an_untrained_network_scores_poorly_and_the_background_tempts_moco():
 
 
 def test_the_readme_shows_the_committed_numbers():
-    text = (ROOT / "README.md").read_text(encoding="utf-8")
+    text = (ROOT / "README.md").read_text(encoding="utf-8").partition("## The demo")[2]
     for name in demo.SYSTEMS:
         row = re.search(rf"^\| {re.escape(name)} \|(.*)\|$", text, re.MULTILINE)
         assert row, name

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from pathlib import Path
 
 import pytest
@@ -130,3 +131,28 @@ def test_docs_tables_are_those_of_the_results(profile: str) -> None:
     assert update(text, made) == text, f"run `finesight bench birds --profile {profile} --show --update {PAGE.name}`"
     for name in made:
         assert f"<!-- bench:{name} -->" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        ("MoCo v2, average pooling", "moco-v2"),
+        ("MoCo v2, the best pooling without a rationale", "moco-v2-energy-gem"),
+        ("LCR", "lcr"),
+    ],
+)
+def test_the_readme_shows_the_committed_numbers(words: str, row: str) -> None:
+    section = (PAGE.parent.parent / "README.md").read_text(encoding="utf-8").partition("## Real birds")[2]
+    line = next(line for line in section.splitlines() if line.startswith(f"| {words} |"))
+    shown = [[float(number) for number in cell.split("±")] for cell in line.split("|")[2:-1]]
+    seeds = ResultFiles(RESULTS / "cpu-200").read()[row].values()
+    for cell, values in zip(
+        shown,
+        (
+            [seed["retrieval"]["rank1"] for seed in seeds],
+            [seed["retrieval"]["mAP"] for seed in seeds],
+            [seed["linear"]["20"]["top1"] for seed in seeds],
+        ),
+        strict=True,
+    ):
+        assert cell == pytest.approx([statistics.mean(values), statistics.stdev(values)], abs=0.051)
