@@ -34,11 +34,11 @@ def test_every_recipe_is_a_whole_configuration(name: str) -> None:
     assert config.pooling == {"lcr": "rationale-gem", "byol-lcr": "rationale-gem"}.get(name, "average")
 
 
-@pytest.mark.parametrize("name", RECIPES)
-@pytest.mark.parametrize("rationale", [None, False, True])
+@pytest.mark.parametrize(
+    ("name", "rationale"),
+    [(name, asked) for name in RECIPES for asked in (None, False, True) if name in TRAINED or not asked],
+)
 def test_a_configuration_written_and_read_is_the_same(name: str, rationale: bool | None) -> None:
-    if rationale and RECIPES[name].objective is None:
-        pytest.skip("nothing to explain where nothing is learnt")
     asked = {} if rationale is None else {"rationale": rationale}
     config = build_config({"data": "x", "method": name, "batch": 64, "epochs": 30, **asked})
     written = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
