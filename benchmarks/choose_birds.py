@@ -159,7 +159,7 @@ def main() -> None:
     words += ["--weights", Path(options.weights).name]  # paths by their last part: they differ from machine to machine
     result = {
         "command": shlex.join(["python", "benchmarks/choose_birds.py", *words]),
-        "images": {name: int((source.splits == name).sum()) for name in ("train", "test")},
+        "images": {name: int(np.sum(source.splits == name)) for name in ("train", "test")},
         "settings": settings if options.variant != "frozen" else {},
         "scores": rows,
         "machine": machine(),

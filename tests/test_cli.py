@@ -11,8 +11,10 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
+from finesight.methods.recipes import RECIPES
 from processes import TINY, command, finesight, refused, succeeded, trained
 
+PLAIN = tuple(word for word in TINY if word not in ("--projections", "4"))  # for methods without a rationale
 SHARED = Path(__file__).resolve().parents[2] / "shared"
 CUB = SHARED / "data" / "CUB_200_2011"
 CAFFE = SHARED / "weights" / "resnet50_imagenet_caffe.safetensors"
@@ -80,13 +82,44 @@ def test_readings_and_methods_are_what_they_say(tmp_path: Path) -> None:
     assert paper["objective"]["projector"] == "3-layer-bn"
     assert paper["objective"]["queue"] == 100
     assert shown("--method", "moco-v2")["rationale"] is None
+    assert shown("--no-rationale")["rationale"] is None
+    byol = shown("--method", "byol", "--rationale", "--projections", "8", "--batch", "64")
+    assert (byol["rationale"]["reading"], byol["rationale"]["projections"]) == ("finesight", 8)
+    assert byol["optim"]["lr"] == pytest.approx(0.45 * 64 / 256)
     assert shown("--queue", "auto")["objective"]["queue"] == "auto"
+
+
+def test_methods_are_listed_one_a_line_with_the_papers_row() -> None:
+    lines = succeeded(command("methods")).out.splitlines()
+    assert [line.split()[0] for line in lines] == list(RECIPES)
+    for line, (name, entry) in zip(lines, RECIPES.items(), strict=True):
+        assert entry.about in line, name
+        assert ("[paper: " in line) == (entry.paper is not None), name
+    told = json.loads(succeeded(command("methods", "--json")).out)
+    assert told["byol-lcr"] == {**vars(RECIPES["byol-lcr"])}
+
+
+def test_learning_from_labels_needs_some(unlabelled: Path, tmp_path: Path) -> None:
+    done = command("train", "--data", unlabelled, "--out", tmp_path / "run", *PLAIN, "--method", "supervised")
+    refused(done, "learns from labels", "has none")
+
+
+def test_frozen_leaves_the_backbone_as_it_is_at_once(birds: Path, tmp_path: Path) -> None:
+    run = tmp_path / "frozen"
+    words = ("train", "--data", birds, "--out", run, *PLAIN, "--method", "frozen", "--batch", "500")
+    succeeded(command(*words))
+    assert (run / "report.html").exists()
+    again = succeeded(command(*words))
+    assert "nothing to do" in again.err + again.out
+    plain = ("evaluate", "--data", birds, "--no-linear", "--json")
+    scores = json.loads(succeeded(command(*plain, run)).out)
+    assert scores["setting"]["pooling"] == "average"
 
 
 def test_version_and_help() -> None:
     assert succeeded(command("--version")).out.startswith("finesight ")
     text = succeeded(command("--help")).out
-    for name in ("train", "evaluate", "embed", "inspect", "lookalikes", "demo"):
+    for name in ("train", "methods", "evaluate", "embed", "inspect", "lookalikes", "demo"):
         assert name in text
     assert command().code in (0, 2), "no arguments: the help"
 
@@ -104,7 +137,16 @@ def no_run(tmp_path: Path, data: Path, *options: str, words: tuple[str, ...]) ->
     [
         (("--method", "lrc"), ("no method 'lrc'", "Nearest: lcr")),
         (("--method", "moco"), ("no method 'moco'", "moco-v2")),
-        (("--method", "zzz"), ("lcr, lcr-multitask, moco-v2",)),
+        (("--method", "zzz"), ("lcr, lcr-multitask, moco-v2, byol-lcr",)),
+        (("--method", "byol", "--projections", "3"), ("'byol' has no rationale", "--rationale")),
+        (("--method", "byol", "--rationale", "--queue", "64"), ("objective.queue (no such setting)",)),
+        (("--no-rationale", "--reading", "paper"), ("--no-rationale leaves nothing",)),
+        (("--queue", "4"), ("queue of 4", "batch of", "--queue")),
+        (("--output-stride", "32"), ("map of test_resnet is 1×1", "--resolution")),
+        (
+            ("--method", "dino", "--rationale", "--set", "views.local_resolution=99"),
+            ("local crops of 99 px are larger",),
+        ),
         (("--set", "views.blurr=1", "--set", "epoch=3"), ("views.blurr (no such setting)", "epoch (no such setting)")),
         (("--set", "views.blur"), ("key=value",)),
         (("--set", "views.blur=[1"), ("'[1'", "cannot be read")),

@@ -171,7 +171,7 @@ def test_flat_is_the_way_back() -> None:
 def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str, reading: ReadingName) -> None:
     settings: dict[str, Any] = {"data": "déjà vu", "method": method, "views.scale": [0.3, 0.9], "optim.clip": 1.0}
     if RECIPES[method].rationale:
-        settings |= {"rationale.reading": reading, "rationale.nu": 0.5, "objective.queue": 77}
+        settings |= {"rationale.reading": reading, "rationale.nu": 0.5, "objective.dim": 77}
     config = build_config(settings)
     write_yaml(config, tmp_path / "config.yaml")
     again = build_config(read_yaml(tmp_path / "config.yaml"))

@@ -56,7 +56,12 @@ def _root(
 def train(
     out: Annotated[Path, typer.Option(help="The run folder. The same command continues what is in it.")],
     data: Annotated[str | None, typer.Option(help="A folder of images, a list of paths, or CUB_200_2011.")] = None,
-    method: Annotated[str | None, typer.Option(help="lcr, lcr-multitask or moco-v2.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="lcr, moco-v2, byol …: see `finesight methods`.  [default: lcr]")
+    ] = None,
+    rationale: Annotated[
+        bool | None, typer.Option(help="Learn the rationale beside the method.  [default: as the method has it]")
+    ] = None,
     reading: Annotated[Reading | None, typer.Option(help="How the rationale is read (docs/readings.md).")] = None,
     backbone: Annotated[str | None, typer.Option(help="Any convolutional timm model.  [default: resnet50]")] = None,
     weights: Annotated[
@@ -101,8 +106,7 @@ def train(
     flags = {
         "data": data,
         "method": method,
-        "rationale.reading": None if reading is None else str(reading),
-        "rationale.projections": projections,
+        **_rationale_flags(rationale, reading, projections),
         "backbone.name": backbone,
         "backbone.weights": weights,
         "backbone.output_stride": output_stride,
@@ -144,6 +148,20 @@ def train(
 
     run = train_and_report(merged, out, runtime, restart=restart)
     console.print(f"The encoder is in {run.encoder}, the report is {run.report}.")
+
+
+@app.command()
+def methods(as_json: Json = False) -> None:
+    """List every method: what it does, whether it has a rationale, and its row in the paper's Table 2."""
+    from finesight.methods.recipes import RECIPES
+
+    if as_json:
+        print(json.dumps({name: vars(entry) for name, entry in RECIPES.items()}))
+        return
+    width = max(map(len, RECIPES))
+    for name, entry in RECIPES.items():
+        row = f"  [paper: {entry.paper}]" if entry.paper else ""
+        print(f"{name:<{width}}  {entry.about}{row}")
 
 
 @app.command()
@@ -279,6 +297,17 @@ def demo(
         return
     print_table(result.table)
     print(f"Report: {result.report}")
+
+
+def _rationale_flags(wanted: bool | None, reading: Reading | None, projections: int | None) -> dict[str, Any]:
+    """A reading asks for the rationale too; without either, the method decides."""
+    if wanted is False:
+        if reading is not None or projections is not None:
+            raise FineSightError("--no-rationale leaves nothing that --reading or --projections could set.")
+        return {"rationale": False}
+    if wanted and reading is None:
+        reading = Reading("finesight")
+    return {"rationale.reading": None if reading is None else str(reading), "rationale.projections": projections}
 
 
 def _runtime(**values: Any) -> Any:

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
-from finesight.methods.moco import MoCoConfig
-from finesight.methods.recipes import recipe
+from finesight.methods.base import ObjectiveConfig
+from finesight.methods.recipes import Recipe, recipe
+from finesight.methods.registry import OBJECTIVES
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import PoolingName
 from finesight.rationale.config import READINGS, RationaleConfig
@@ -26,15 +28,19 @@ class _Model(BaseModel):
 class OptimConfig(_Model):
     """SGD as in the paper; the branch's own Adam step is ``rationale.branch_lr``."""
 
+    rule: Literal["sgd", "lars"] = "sgd"
     lr: float = Field(0.03, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
+    bias_share: float = Field(1.0, ge=0)  # of lr, for biases and norms under lars
     backbone_share: float = Field(1.0, ge=0, le=1)  # of lr, for the backbone: below 1 spares what it knows already
     hold_epochs: float = Field(0.0, ge=0)  # the backbone waits until the new head sends it a gradient worth having
     warmup_epochs: float = Field(0.0, ge=0)
     cosine: Literal["epoch", "step"] = "epoch"  # how often the rate changes; MoCo v2: once an epoch
+    floor: float = Field(0.0, ge=0, le=1)  # of lr, where the cosine ends
     accumulate: int = Field(1, ge=1)
-    clip: float | None = Field(None, gt=0)
+    clip: float | None = Field(None, gt=0)  # the length of the whole gradient
+    clip_each: float | None = Field(None, gt=0)  # that of each tensor's
 
 
 class ValidationConfig(_Model):
@@ -56,7 +62,7 @@ class TrainConfig(_Model):
     batch: int = Field(128, ge=2)  # over all devices
     seed: int = Field(0, ge=0)
     backbone: BackboneConfig = BackboneConfig()
-    objective: MoCoConfig = MoCoConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()  # of the method: see ``train_config``
     rationale: RationaleConfig | None = None
     views: ViewConfig = ViewConfig()
     test_resolution: int | None = Field(None, ge=16)  # pixels the encoder is used at; None: those it is trained at
@@ -67,10 +73,9 @@ class TrainConfig(_Model):
     @property
     def pooling(self) -> PoolingName:
         """How a feature is made at test time."""
-        if (fixed := recipe(self.method).pooling) is not None:
-            return fixed
-        assert self.rationale is not None
-        return self.rationale.pooling
+        if self.rationale is None:
+            return "average"
+        return recipe(self.method).pooling or self.rationale.pooling
 
     @property
     def encoder_resolution(self) -> int:
@@ -103,21 +108,55 @@ def build_config(overrides: dict[str, Any]) -> TrainConfig:
     """The recipe's defaults with ``overrides`` (nested, or dotted keys) on top; errors name every bad key at once."""
     values = nested(overrides)
     chosen = recipe(str(values.get("method", "lcr")))
-    rationale, objective = _settings(values, "rationale"), _settings(values, "objective")
-    if chosen.rationale:
-        reading = rationale.get("reading", "finesight")
-        if reading not in tuple(READINGS):
-            raise FineSightError(f"There is no reading {reading!r}. There are: {', '.join(READINGS)}.")
-        rationale = {**READINGS[reading].model_dump(), **rationale}
-        values["rationale"] = rationale
-        values["objective"] = {"projector": rationale["projector"], **objective}
-    elif rationale:
-        raise FineSightError(
-            f"Method {values['method']!r} has no rationale, yet these were set: {', '.join(rationale)}."
-        )
-    else:
-        values["rationale"] = None  # an empty table is not one to train by
-    return validated(TrainConfig, **values)
+    rationale = _rationale(values, chosen)
+    defaults = {} if chosen.objective is None else _defaults(chosen.objective, values, rationale)
+    for table, known in nested(defaults).items():
+        if isinstance(given := values.get(table, {}), dict):  # anything else is refused by name in a moment
+            values[table] = {**known, **given}
+    return validated(train_config(chosen.objective), **{**values, "rationale": rationale})
+
+
+@cache
+def train_config(objective: str | None) -> type[TrainConfig]:
+    """``TrainConfig`` with the settings of that objective."""
+    if objective is None:
+        return TrainConfig
+    kind = OBJECTIVES[objective].Config
+    made: type[TrainConfig] = create_model("TrainConfig", __base__=TrainConfig, objective=(kind, kind()))
+    return made
+
+
+def _rationale(values: dict[str, Any], chosen: Recipe) -> dict[str, Any] | None:
+    """Its settings on top of the reading's. A recipe has a rationale or not; true, false or a reading decide anew."""
+    wanted = values.get("rationale")
+    if wanted is False or (wanted is None and "rationale" in values):
+        return None
+    settings = {} if wanted is True else _settings(values, "rationale")
+    if not (chosen.rationale or wanted is True or "reading" in settings):
+        if settings:
+            raise FineSightError(
+                f"Method {values['method']!r} has no rationale, yet these were set: {', '.join(settings)}. "
+                "Add --rationale, or --reading."
+            )
+        return None
+    if chosen.objective is None:
+        raise FineSightError(f"Method {values['method']!r} trains nothing: it has no loss to explain by a rationale.")
+    reading = settings.get("reading", "finesight")
+    if reading not in tuple(READINGS):
+        raise FineSightError(f"There is no reading {reading!r}. There are: {', '.join(READINGS)}.")
+    return {**READINGS[reading].model_dump(), **settings}
+
+
+def _defaults(objective: str, values: dict[str, Any], rationale: dict[str, Any] | None) -> dict[str, Any]:
+    """What the method's authors set, for this batch and this many epochs."""
+    kind, fields = OBJECTIVES[objective], TrainConfig.model_fields
+    batch, epochs = (values.get(name, fields[name].default) for name in ("batch", "epochs"))
+    if not all(isinstance(value, int) and value > 0 for value in (batch, epochs)):
+        return {}
+    defaults = kind.defaults(batch, epochs)
+    if rationale is not None and "projector" in kind.Config.model_fields:
+        defaults["objective.projector"] = rationale["projector"]
+    return defaults
 
 
 def validated(model: type[M], **values: Any) -> M:

@@ -11,8 +11,11 @@ from scipy import stats
 from torch import Tensor
 from torchvision.transforms import ColorJitter, InterpolationMode, RandomResizedCrop
 
+from finesight.config import build_config
 from finesight.data import views
 from finesight.data.views import ViewConfig, ViewParams, apply_views, centre_view, random_views, sample_params
+from finesight.errors import FineSightError
+from finesight.methods.recipes import RECIPES
 
 TV_JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
 OUR_JITTER = (views.adjust_brightness, views.adjust_contrast, views.adjust_saturation, views.adjust_hue)
@@ -387,6 +390,117 @@ def test_never_and_always(chance: float) -> None:
     params = sample_params(config, torch.tensor([[9, 9]] * 500), seeded())
     for drawn in (params.flip, params.jitter, params.grey, params.blur, params.solarise):
         assert drawn.all() if chance else not drawn.any()
+
+
+# --- the views of one image -------------------------------------------------------------------------------
+
+
+def changed(kind: ViewConfig, plain: ViewConfig) -> dict[str, object]:
+    """The settings in which two kinds of view differ."""
+    ours, theirs = kind.model_dump(), plain.model_dump()
+    return {name: value for name, value in ours.items() if value != theirs[name]}
+
+
+@pytest.mark.parametrize("settings", [{}, {"resolution": 64, "blur": 0.3, "solarise": 0.1}], ids=str)
+def test_by_default_two_views_of_one_kind(settings: dict[str, float]) -> None:
+    """MoCo's."""
+    config = ViewConfig.model_validate(settings)
+    assert config.kinds() == [config, config]
+
+
+@pytest.mark.parametrize(
+    ("second", "expected"),
+    [
+        ({"second_blur": 0.1}, {"blur": 0.1}),
+        ({"second_blur": 0.0}, {"blur": 0.0}),
+        ({"second_solarise": 0.2}, {"solarise": 0.2}),
+        ({"second_blur": 0.1, "second_solarise": 0.2}, {"blur": 0.1, "solarise": 0.2}),
+        ({"solarise": 0.3, "second_solarise": 0.0}, {"solarise": 0.0}),
+    ],
+    ids=str,
+)
+def test_the_second_view_differs_in_what_is_set_for_it(second: dict[str, float], expected: dict[str, float]) -> None:
+    first, other = ViewConfig(resolution=48, blur=1.0, **second).kinds()
+    assert first == ViewConfig(resolution=48, blur=1.0, solarise=second.get("solarise", 0.0))
+    assert changed(other, first) == expected
+
+
+def test_what_the_second_view_is_changes_no_other() -> None:
+    canvas, sizes = ragged_canvas([(40, 61), (57, 40)] * 16)
+    plain = ViewConfig(resolution=16, blur=1.0, local_crops=1, local_blur=0.5)
+    other = plain.model_copy(update={"second_blur": 0.0, "second_solarise": 1.0})
+
+    def drawn(config: ViewConfig) -> list[ViewParams]:
+        generator = seeded(5)
+        return [sample_params(kind, sizes, generator) for kind in config.kinds()]
+
+    before, after = drawn(plain), drawn(other)
+    found = [apply_views(kind, canvas, params) for kind, params in zip(other.kinds(), after, strict=True)]
+    expected = [apply_views(kind, canvas, params) for kind, params in zip(plain.kinds(), before, strict=True)]
+    assert torch.equal(found[0], expected[0])
+    assert torch.equal(found[2], expected[2])
+    assert not any(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
+    assert before[1].blur.all()
+    assert not after[1].blur.any()
+    assert after[1].solarise.all()
+    assert torch.equal(before[1].crop, after[1].crop)
+
+
+@pytest.mark.parametrize("count", [0, 1, 8])
+def test_local_crops_follow_the_two_large_views(count: int) -> None:
+    config = ViewConfig(
+        resolution=224, blur=1.0, second_blur=0.1, local_crops=count, local_scale=(0.1, 0.3), local_blur=0.5
+    )
+    first, second, *local = config.kinds()
+    assert len(local) == count
+    assert (first.resolution, second.resolution) == (224, 224)
+    assert first.scale == second.scale == (0.2, 1.0)
+    assert (first.blur, second.blur) == (1.0, 0.1)
+    for kind in local:
+        assert changed(kind, first) == {"resolution": 96, "scale": (0.1, 0.3), "blur": 0.5}
+
+
+@pytest.mark.parametrize(("resolution", "side"), [(224, 96), (112, 48), (128, 55), (64, 27), (32, 14), (2, 2)])
+def test_local_crops_are_three_sevenths_wide_unless_told(resolution: int, side: int) -> None:
+    *_, local = ViewConfig(resolution=resolution, local_crops=1).kinds()
+    assert local.resolution == side
+    *_, local = ViewConfig(resolution=resolution, local_crops=1, local_resolution=2).kinds()
+    assert local.resolution == 2
+
+
+def test_local_crops_are_small_parts_and_blurred_as_the_first_view_unless_told() -> None:
+    first, second, local = ViewConfig(resolution=32, blur=0.7, second_blur=0.1, local_crops=1).kinds()
+    assert (first.blur, second.blur, local.blur) == (0.7, 0.1, 0.7)
+    assert local.scale == (0.05, 0.14)
+    params = sample_params(local, torch.tensor([[200, 200]] * 500), seeded())
+    share = params.crop[:, 2:].prod(1) / 200**2
+    assert 0.045 < share.min() < 0.06
+    assert 0.13 < share.max() < 0.145
+
+
+@pytest.mark.parametrize("side", [33, 224])
+def test_local_crops_larger_than_the_views_are_refused(side: int) -> None:
+    words = f"local crops of {side} px are larger than the views of 32 px"
+    with pytest.raises(ValidationError, match=words):
+        ViewConfig(resolution=32, local_crops=1, local_resolution=side)
+    with pytest.raises(FineSightError, match=words):
+        build_config({"data": "-", "views.resolution": 32, "views.local_crops": 1, "views.local_resolution": side})
+    assert len(ViewConfig(resolution=32, local_resolution=side).kinds()) == 2, "none are asked for"
+    ViewConfig(resolution=side, local_crops=1, local_resolution=side)
+
+
+@pytest.mark.parametrize("method", [name for name, recipe in RECIPES.items() if recipe.objective])
+def test_views_of_every_method_have_the_size_of_their_kind(method: str) -> None:
+    config = build_config({"data": "-", "method": method, "views.resolution": 28}).views
+    canvas, sizes = ragged_canvas([(40, 61), (57, 40), (40, 40)])
+    generator = seeded()
+    shapes = []
+    for kind in config.kinds():
+        view = apply_views(kind, canvas, sample_params(kind, sizes, generator))
+        assert view.isfinite().all()
+        assert view.dtype == torch.float32
+        shapes.append(tuple(view.shape))
+    assert shapes == [(3, 3, 28, 28)] * 2 + [(3, 3, 12, 12)] * (8 if method == "dino" else 0)
 
 
 # --- evaluation view and configuration --------------------------------------------------------------------

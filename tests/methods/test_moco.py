@@ -9,6 +9,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from finesight.methods.base import Data
 from finesight.methods.moco import MoCo, MoCoConfig, info_nce
 from finesight.nn.backbone import Backbone, BackboneConfig
 from finesight.nn.distributed import gather, shuffled_forward, world
@@ -162,8 +163,8 @@ def moco(queue: int = 13, **settings: object) -> MoCo:
     """A tiny MoCo in float64 whose twin has already fallen behind."""
     torch.manual_seed(0)
     backbone = Backbone(BackboneConfig(name="test_resnet", weights="random"))
-    config = MoCoConfig.model_validate({"dim": 8, "hidden": 12, "momentum": 0.9, **settings})
-    objective = MoCo(backbone, config, queue).double()
+    config = MoCoConfig.model_validate({"dim": 8, "hidden": 12, "momentum": 0.9, "queue": queue, **settings})
+    objective = MoCo(backbone, config, Data(images=100, batch=1)).double()
     with torch.no_grad():
         for parameter in [*objective.key_backbone.parameters(), *objective.key_head.parameters()]:
             parameter.add_(0.02 * torch.randn_like(parameter))

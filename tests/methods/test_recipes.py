@@ -1,20 +1,26 @@
-from typing import get_args
+"""The named systems: each one a whole configuration, with or without the rationale, beside the paper's row."""
+
+from typing import Any, get_args
 
 import pytest
+import yaml
 
-from finesight.config import build_config
+from finesight.bench.paper import TABLE_1, paper_results
+from finesight.config import build_config, flat
 from finesight.errors import FineSightError
 from finesight.methods.recipes import RECIPES, recipe
+from finesight.methods.registry import OBJECTIVES
 from finesight.nn.pooling import uses_rationale
 from finesight.nn.pooling_config import PoolingName
 
+TRAINED = [name for name, entry in RECIPES.items() if entry.objective is not None]
 
-def test_the_systems_of_the_paper() -> None:
-    assert {name: (r.rationale, r.pooling) for name, r in RECIPES.items()} == {
-        "lcr": (True, None),
-        "lcr-multitask": (True, "average"),
-        "moco-v2": (False, "average"),
-    }
+
+def test_every_system_of_table_2_has_a_recipe_and_every_objective_one_without_rationale() -> None:
+    rows = {entry.paper for entry in RECIPES.values() if entry.paper}
+    assert rows >= set(paper_results()["tab:comp_4SSL"])
+    assert rows - set(paper_results()["tab:comp_4SSL"]) <= set(paper_results()[TABLE_1])
+    assert {entry.objective for entry in RECIPES.values() if not entry.rationale} == {None, *OBJECTIVES}
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -25,19 +31,134 @@ def test_every_recipe_is_a_whole_configuration(name: str) -> None:
     assert (config.rationale is not None) == RECIPES[name].rationale
     assert config.pooling in get_args(PoolingName)
     assert RECIPES[name].rationale or not uses_rationale(config.pooling)
-    assert config.pooling == {"lcr": "rationale-gem"}.get(name, "average")
+    assert config.pooling == {"lcr": "rationale-gem", "byol-lcr": "rationale-gem"}.get(name, "average")
 
 
-def test_pooling_of_lcr_is_the_readings_and_that_of_the_others_is_fixed() -> None:
+@pytest.mark.parametrize(
+    ("name", "rationale"),
+    [(name, asked) for name in RECIPES for asked in (None, False, True) if name in TRAINED or not asked],
+)
+def test_a_configuration_written_and_read_is_the_same(name: str, rationale: bool | None) -> None:
+    asked = {} if rationale is None else {"rationale": rationale}
+    config = build_config({"data": "x", "method": name, "batch": 64, "epochs": 30, **asked})
+    written = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
+    assert build_config(yaml.safe_load(written)) == config
+
+
+@pytest.mark.parametrize("name", TRAINED)
+def test_the_rationale_can_be_added_to_any_method_and_taken_from_it(name: str) -> None:
+    with_it, without = (build_config({"data": "x", "method": name, "rationale": wanted}) for wanted in (True, False))
+    assert with_it.rationale is not None
+    assert with_it.pooling == ("average" if name == "lcr-multitask" else "rationale-gem")
+    assert without.rationale is None
+    assert without.pooling == "average"
+    assert with_it.model_copy(update={"rationale": None}) == without, "all else is the same"
+
+
+def test_a_reading_asks_for_the_rationale_and_brings_its_projector_where_there_is_one() -> None:
+    asked = {"data": "x", "rationale.reading": "paper"}
+    moco = build_config({**asked, "method": "moco-v2"})
+    assert moco.rationale is not None
+    assert flat(moco)["objective.projector"] == "3-layer-bn"
+    byol = build_config({**asked, "method": "byol"})
+    assert byol.rationale is not None
+    assert byol.rationale.reading == "paper"
+    assert "objective.projector" not in flat(byol)
+
+
+def test_settings_of_a_rationale_that_nobody_asked_for_are_refused() -> None:
+    with pytest.raises(FineSightError, match=r"'byol' has no rationale, yet these were set: tau. Add --rationale"):
+        build_config({"data": "x", "method": "byol", "rationale.tau": 0.2})
+    with pytest.raises(FineSightError, match="'frozen' trains nothing"):
+        build_config({"data": "x", "method": "frozen", "rationale": True})
+
+
+def test_a_setting_of_another_method_is_named_with_all_the_others() -> None:
+    with pytest.raises(FineSightError) as error:
+        build_config({"data": "x", "method": "byol", "objective.queue": 64, "objective.dim": 0, "views.blurr": 1})
+    assert "objective.queue (no such setting), got 64" in str(error.value)
+    assert "objective.dim" in str(error.value)
+    assert "views.blurr (no such setting)" in str(error.value)
+
+
+# --- what the authors set, for any batch ---------------------------------------------------------------------------
+
+
+def settings(name: str, **given: Any) -> dict[str, Any]:
+    return flat(build_config({"data": "x", "method": name, **given}))
+
+
+@pytest.mark.parametrize(
+    ("name", "rule", "rate"),
+    [
+        ("moco-v2", "sgd", lambda batch: 0.03),
+        ("lcr", "sgd", lambda batch: 0.03),
+        ("simclr", "lars", lambda batch: 0.075 * batch**0.5),
+        ("byol", "lars", lambda batch: 0.45 * batch / 256),
+        ("byol-lcr", "lars", lambda batch: 0.45 * batch / 256),
+        ("simsiam", "sgd", lambda batch: 0.05 * batch / 256),
+        ("dino", "sgd", lambda batch: 0.03 * batch / 256),
+        ("barlow-twins", "lars", lambda batch: 0.2 * batch / 256),
+        ("vicreg", "lars", lambda batch: 0.2 * batch / 256),
+        ("supervised", "sgd", lambda batch: 0.01),
+    ],
+)
+@pytest.mark.parametrize("batch", [32, 128, 1024])
+def test_rates_follow_the_batch(name: str, rule: str, rate: Any, batch: int) -> None:
+    found = settings(name, batch=batch)
+    assert found["optim.rule"] == rule
+    assert found["optim.lr"] == pytest.approx(rate(batch))
+    assert found["optim.weight_decay"] == (1e-6 if rule == "lars" else 1e-4)
+    assert found["optim.lr"] * found["optim.bias_share"] == pytest.approx(
+        0.0048 * batch / 256 if name == "barlow-twins" else found["optim.lr"]
+    )
+
+
+@pytest.mark.parametrize(("epochs", "warm"), [(100, 10), (400, 10), (20, 2), (5, 0.5)])
+def test_warm_up_is_a_tenth_and_at_most_ten_epochs(epochs: int, warm: float) -> None:
+    for name in ("simclr", "byol", "dino", "barlow-twins", "vicreg"):
+        assert settings(name, epochs=epochs)["optim.warmup_epochs"] == pytest.approx(warm)
+    for name in ("moco-v2", "simsiam", "supervised"):
+        assert settings(name, epochs=epochs)["optim.warmup_epochs"] == 0
+
+
+def test_what_is_given_wins_over_what_the_authors_set() -> None:
+    found = settings("byol", **{"optim.lr": 0.7, "views.blur": 0.25, "objective.momentum": 0.996})
+    assert (found["optim.lr"], found["views.blur"], found["objective.momentum"]) == (0.7, 0.25, 0.996)
+    assert found["views.second_blur"] == 0.1, "what is not given stays"
+
+
+def test_views_of_the_methods() -> None:
+    first, second = build_config({"data": "x", "method": "byol"}).views.kinds()
+    assert (first.blur, first.solarise, second.blur, second.solarise) == (1.0, 0.0, 0.1, 0.2)
+    dino = build_config({"data": "x", "method": "dino"}).views.kinds()
+    assert [kind.resolution for kind in dino] == [224, 224, *[96] * 8]
+    assert {kind.scale for kind in dino[2:]} == {(0.05, 0.14)}
+    assert build_config({"data": "x", "method": "simclr"}).views.hue == 0.2
+    supervised = build_config({"data": "x", "method": "supervised"}).views
+    assert supervised.jitter == supervised.blur == supervised.grey == 0
+
+
+# --- names ---------------------------------------------------------------------------------------------------------
+
+
+def test_pooling_of_lcr_is_the_readings_and_that_of_multitask_is_fixed() -> None:
     settings = {"data": "x", "rationale.pooling": "rationale"}
     assert build_config(settings).pooling == "rationale"
     assert build_config({**settings, "method": "lcr-multitask"}).pooling == "average"
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("moco", "moco-v2"), ("lrc", "lcr"), ("lcr-multi", "lcr-multitask")])
+@pytest.mark.parametrize(
+    ("typed", "meant"),
+    [("moco", "moco-v2"), ("lrc", "lcr"), ("lcr-multi", "lcr-multitask"), ("barlow", "barlow-twins"), ("boyl", "byol")],
+)
 def test_unknown_name_suggests_the_nearest(typed: str, meant: str) -> None:
     with pytest.raises(FineSightError, match=f"no method '{typed}'.*{meant}"):
         recipe(typed)
+
+
+def test_an_underscore_is_a_dash() -> None:
+    assert recipe("barlow_twins") is RECIPES["barlow-twins"]
 
 
 def test_nothing_near_lists_all() -> None:

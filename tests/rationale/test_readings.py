@@ -211,15 +211,15 @@ def step_of(module: TrainingModule) -> Tensor:
 def test_total_loss_weighs_both_parts(lam: float, nu: float) -> None:
     module = training_module(**{"rationale.lam": lam, "rationale.nu": nu})
     total = step_of(module)
-    assert float(total) == pytest.approx(lam * module.metrics["contrastive"] + nu * module.metrics["kl"], rel=1e-6)
+    assert float(total) == pytest.approx(lam * module.metrics["objective"] + nu * module.metrics["kl"], rel=1e-6)
     assert module.metrics["loss"] == pytest.approx(float(total))
-    assert module.metrics["contrastive"] > 0
+    assert module.metrics["objective"] > 0
     assert module.metrics["kl"] > 0
 
 
 def test_without_rationale_the_loss_is_the_contrastive_one() -> None:
     module = training_module(method="moco-v2")
-    assert float(step_of(module)) == pytest.approx(module.metrics["contrastive"])
+    assert float(step_of(module)) == pytest.approx(module.metrics["objective"])
     assert module.rationale is None
     assert "kl" not in module.metrics
 
@@ -230,8 +230,8 @@ def test_branch_takes_its_own_adam_step_or_a_part_of_the_sgd(reading: ReadingNam
     assert module.rationale is not None
     backbone, heads, branch = module.optimizer.param_groups
     own = READINGS[reading].branch_lr
-    assert (branch["adam"], branch["base_lr"]) == ((False, 0.03) if own is None else (True, own))
-    assert [(group["adam"], group["base_lr"]) for group in (backbone, heads)] == [(False, 0.03)] * 2
+    assert (branch["rule"], branch["base_lr"]) == (("sgd", 0.03) if own is None else ("adam", own))
+    assert [(group["rule"], group["base_lr"]) for group in (backbone, heads)] == [("sgd", 0.03)] * 2
     assert {id(p) for p in branch["params"]} == {id(p) for p in module.rationale.parameters()}
     trained = {id(p) for p in module.objective.parameters() if p.requires_grad}
     own = {id(p) for p in module.objective.backbone.parameters() if p.requires_grad}

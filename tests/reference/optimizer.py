@@ -1,9 +1,16 @@
-"""SGD with momentum and Adam as their papers write them."""
+"""SGD with momentum, LARS and Adam as their papers write them."""
+
+import math
 
 import numpy as np
 from numpy.typing import NDArray
 
 Array = NDArray[np.float64]
+
+
+def shortened(gradient: Array, length: float) -> Array:
+    long = math.hypot(*(float(value) for value in gradient.ravel()))
+    return gradient * (length / long) if long > length else gradient
 
 
 def sgd(x: Array, gradients: list[Array], rates: list[float], momentum: float, decay: float) -> Array:
@@ -12,6 +19,26 @@ def sgd(x: Array, gradients: list[Array], rates: list[float], momentum: float, d
         velocity = momentum * velocity + (gradient + decay * x)
         x = x - rate * velocity
     return x
+
+
+def lars(
+    x: Array, gradients: list[Array], rates: list[float], momentum: float, decay: float, bias_share: float = 1.0
+) -> Array:
+    """Number by number. Vectors are biases and norms: no adaptation, no decay, a rate of their own."""
+    shape, plain = x.shape, x.ndim == 1
+    w, velocity = [float(value) for value in x.ravel()], [0.0] * x.size
+    for gradient, rate in zip(gradients, rates, strict=True):
+        g = [float(value) for value in gradient.ravel()]
+        ratio = 1.0
+        if not plain:
+            g = [slope + decay * value for slope, value in zip(g, w, strict=True)]
+            long, steep = math.hypot(*w), math.hypot(*g)
+            if long > 0 and steep > 0:
+                ratio = 0.001 * long / steep
+        for i in range(len(w)):
+            velocity[i] = momentum * velocity[i] + ratio * g[i]
+            w[i] -= (rate * bias_share if plain else rate) * velocity[i]
+    return np.array(w).reshape(shape)
 
 
 def adam(x: Array, gradients: list[Array], rates: list[float], b1: float = 0.9, b2: float = 0.999) -> Array:

@@ -127,3 +127,39 @@ def test_randomness_of_a_step_depends_on_seed_and_step_alone() -> None:
     draws = {(seed, step): draw(seed, step) for seed in range(6) for step in range(6)}
     assert len(set(draws.values())) == 36
     assert all(draw(*key) == value for key, value in draws.items())
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
+    """One folder per class; each picture's colour says which it is."""
+    root = tmp_path_factory.mktemp("classes")
+    for i in range(12):
+        folder = root / f"species-{i % 3}"
+        folder.mkdir(exist_ok=True)
+        Image.new("RGB", (10, 10), (0, 20 * (i % 3), i)).save(folder / f"{i:02d}.png")
+    return open_cache(open_source(root), 8, cache_dir=tmp_path_factory.mktemp("cache"), workers=1, progress=False)
+
+
+@pytest.mark.parametrize("processes", [1, 2, 3])
+def test_labels_are_those_of_this_ranks_images(labelled: DecodedCache, processes: int) -> None:
+    seen: set[int] = set()
+    for rank in range(processes):
+        for batch in Batches(labelled, np.arange(12), batch=6, epochs=2, seed=1, rank=rank, processes=processes):
+            assert batch.labels is not None
+            assert batch.labels.dtype == torch.int64
+            assert len(batch.labels) == len(batch.canvas) == 6 // processes
+            assert batch.labels.tolist() == [picture % 3 for picture in who(batch.canvas)]
+            seen |= set(batch.labels.tolist())
+    assert seen == {0, 1, 2}
+
+
+def test_labels_of_chosen_images_and_of_none(labelled: DecodedCache, make: Maker) -> None:
+    """Indices are into the cache, not into the images that were chosen of it."""
+    chosen = np.array([1, 5, 6, 11])
+    source = labelled.source.labels
+    assert source is not None
+    (batch,) = Batches(labelled, chosen, batch=4, epochs=1, seed=0)
+    assert batch.labels is not None
+    assert sorted(batch.labels.tolist()) == sorted(source[chosen].tolist())
+    assert batch.labels.tolist() == [picture % 3 for picture in who(batch.canvas)]
+    assert all(batch.labels is None for batch in make())

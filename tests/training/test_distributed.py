@@ -8,28 +8,26 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch import distributed as dist
 from torch import nn
-from torch.multiprocessing import start_processes
 
 from finesight.config import build_config, read_yaml
+from finesight.methods.base import Data
 from finesight.methods.moco import MoCo, MoCoConfig
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.distributed import gather, mean_over_ranks, shuffled_forward
+from finesight.nn.distributed import gather, gather_with_gradient, mean_over_ranks, shuffled_forward, sum_over_ranks
 from finesight.training.batches import step_generator
 from finesight.training.export import untrained_encoder
-from processes import TIMEOUT, TINY, environment, rows, start_server, trained
+from processes import TIMEOUT, TINY, environment, rows, trained
+from ranks import RANKS, in_ranks
 
-RANKS, EACH, WIDTH = 2, 6, 5
+EACH, WIDTH = 6, 5
 
 
 # --- the command line -------------------------------------------------------------------------------------------------
@@ -99,20 +97,6 @@ def child_of(process: int) -> int:
 # --- piece by piece ---------------------------------------------------------------------------------------------------
 
 
-def in_ranks(task: Callable[[int], object], folder: Path) -> list[Any]:
-    """What ``task(rank)`` returns in each of two processes joined by gloo."""
-    start_server()
-    start_processes(_rank, (task, str(folder)), nprocs=RANKS, start_method="forkserver")
-    return [torch.load(folder / f"{rank}.pt", weights_only=True) for rank in range(RANKS)]
-
-
-def _rank(rank: int, task: Callable[[int], object], folder: str) -> None:
-    torch.set_num_threads(1)
-    dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
-    torch.save(task(rank), f"{folder}/{rank}.pt")
-    dist.destroy_process_group()
-
-
 def images() -> torch.Tensor:
     """The joined batch; row i also says that it is i."""
     values = torch.randn(RANKS * EACH, WIDTH, generator=torch.Generator().manual_seed(1))
@@ -154,7 +138,11 @@ def test_shuffled_keys_come_back_in_order(tmp_path: Path) -> None:
 def moco_task(rank: int) -> dict[str, torch.Tensor]:
     """Three steps with an odd queue and ordinary norms: the queue, and the keys each step made here."""
     torch.manual_seed(0)
-    moco = MoCo(Backbone(BackboneConfig(name="test_resnet", weights="random")), MoCoConfig(dim=8, hidden=8), 17)
+    moco = MoCo(
+        Backbone(BackboneConfig(name="test_resnet", weights="random")),
+        MoCoConfig(dim=8, hidden=8, queue=17),
+        Data(100, 8),
+    )
     keys = []
     for step in range(3):
         generator = step_generator(0, step)
@@ -175,13 +163,70 @@ def test_queues_stay_the_same_on_every_rank(tmp_path: Path) -> None:
         assert torch.equal(first["queue"][(int(first["pointer"]) - 1 - age) % 17], key)
 
 
+def leaf(rank: int | None = None) -> torch.Tensor:
+    """The rows of one rank, or of all, to be differentiated by."""
+    mine = images().double()[slice(None) if rank is None else share(rank)] / 10
+    return mine.clone().requires_grad_()
+
+
+def against_all(mine: torch.Tensor, joined: torch.Tensor) -> torch.Tensor:
+    """A loss per row of ``mine`` in which every row of ``joined`` has its own part."""
+    weight = torch.linspace(-1, 2, len(joined), dtype=torch.float64)
+    return ((mine @ joined.T).sin() * weight).sum(1)
+
+
+def slope(mine: torch.Tensor, loss: torch.Tensor) -> torch.Tensor:
+    (gradient,) = torch.autograd.grad(loss.sum(), mine, retain_graph=True)
+    return gradient
+
+
 def joining_task(rank: int) -> dict[str, torch.Tensor]:
     mine = images()[share(rank)]
-    return {"rows": gather(mine), **mean_over_ranks({"mean": mine.mean(), "nan": torch.tensor([1.0, torch.nan][rank])})}
+    means = mean_over_ranks({"mean": mine.mean(), "nan": torch.tensor([1.0, torch.nan][rank])})
+    x = leaf(rank)
+    joined, total = gather_with_gradient(x), sum_over_ranks(x)
+    return {
+        "rows": gather(mine),
+        **means,
+        "joined": joined.detach(),
+        "joined_slope": slope(x, against_all(x, joined)),
+        "expanded_slope": slope(x, joined),
+        "total": total.detach(),
+        "total_slope": slope(x, (rank + 1) * (x * total).sin()),
+        "part_slope": slope(x, total[:2]),
+    }
 
 
-def test_joining(tmp_path: Path) -> None:
-    for result in in_ranks(joining_task, tmp_path):
+@pytest.fixture(scope="module")
+def joining(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, torch.Tensor]]:
+    return in_ranks(joining_task, Path(tmp_path_factory.mktemp("joining")))
+
+
+def test_joining(joining: list[dict[str, torch.Tensor]]) -> None:
+    for result in joining:
         assert torch.equal(result["rows"], images())
         torch.testing.assert_close(result["mean"], images().mean())
         assert result["nan"].isnan(), "what is wrong on one rank is known on all"
+
+
+def test_joined_rows_get_the_gradient_of_every_ranks_loss(joining: list[dict[str, torch.Tensor]]) -> None:
+    x = leaf()
+    assert gather_with_gradient(x) is x, "one process has all rows already"
+    expected = slope(x, against_all(x, x))
+    torch.testing.assert_close(torch.cat([result["joined_slope"] for result in joining]), expected, rtol=1e-12, atol=0)
+    for result in joining:
+        assert torch.equal(result["joined"], x)
+        assert torch.equal(result["expanded_slope"], torch.full_like(x[:EACH], RANKS)), "each rank asked for it once"
+
+
+def test_a_sum_over_ranks_gets_the_gradient_of_every_ranks_loss(joining: list[dict[str, torch.Tensor]]) -> None:
+    x = leaf()
+    assert sum_over_ranks(x) is x
+    total = x[:EACH] + x[EACH:]
+    rank = torch.arange(1, RANKS + 1, dtype=torch.float64).repeat_interleave(EACH)[:, None]
+    expected = slope(x, rank * (x * total.repeat(RANKS, 1)).sin())
+    torch.testing.assert_close(torch.cat([result["total_slope"] for result in joining]), expected, rtol=1e-12, atol=0)
+    for result in joining:
+        torch.testing.assert_close(result["total"], total, rtol=1e-15, atol=0)
+        asked = torch.tensor([RANKS] * 2 + [0] * (EACH - 2), dtype=torch.float64)[:, None]
+        assert torch.equal(result["part_slope"], asked.expand(-1, WIDTH))

@@ -53,7 +53,7 @@ def moved(birds: Path, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
 def test_a_held_backbone_does_not_move_while_the_head_learns(birds: Path, tmp_path: Path) -> None:
     still = moved(birds, tmp_path / "held", **{"optim.hold_epochs": 2})
     assert all(not delta.any() for delta in still.values())
-    losses = [float(row["contrastive"]) for row in rows(tmp_path / "held")]
+    losses = [float(row["objective"]) for row in rows(tmp_path / "held")]
     rates = [float(row["lr"]) for row in rows(tmp_path / "held")]
     assert len(set(losses)) == len(losses) == 12
     assert rates[0] == 0.03, "the rate on record is the heads'"

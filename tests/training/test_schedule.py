@@ -14,14 +14,18 @@ from reference.schedule import rates
     epochs=st.integers(1, 12),
     warmup=st.integers(0, 4),
     every=st.sampled_from(["epoch", "step"]),
+    floor=st.sampled_from([0.0, 1e-3, 0.25, 1.0]),
 )
 @settings(max_examples=100, deadline=None)
-def test_every_step_of_a_run_against_the_listed_rates(per_epoch: int, epochs: int, warmup: int, every: str) -> None:
+def test_every_step_of_a_run_against_the_listed_rates(
+    per_epoch: int, epochs: int, warmup: int, every: str, floor: float
+) -> None:
     warmup = min(warmup, epochs - 1)
     factors = [
-        cosine_factor(step, per_epoch, epochs, warmup_epochs=warmup, every=every) for step in range(epochs * per_epoch)
+        cosine_factor(step, per_epoch, epochs, warmup_epochs=warmup, every=every, floor=floor)
+        for step in range(epochs * per_epoch)
     ]
-    assert factors == pytest.approx(rates(per_epoch, epochs, warmup, every), rel=1e-9, abs=1e-12)
+    assert factors == pytest.approx(rates(per_epoch, epochs, warmup, every, floor), rel=1e-9, abs=1e-12)
 
 
 def test_once_an_epoch_as_in_moco() -> None:
@@ -59,3 +63,21 @@ def test_warm_up_as_long_as_the_run_never_falls() -> None:
     factors = [cosine_factor(step, 4, 3, warmup_epochs=3) for step in range(12)]
     assert factors == sorted(factors)
     assert factors[-1] == pytest.approx(12 / 13)
+
+
+@pytest.mark.parametrize("every", ["epoch", "step"])
+def test_ends_at_the_floor_and_begins_and_warms_up_as_without(every: str) -> None:
+    high, low = (
+        [cosine_factor(step, 10, 8, warmup_epochs=1.5, every=every, floor=floor) for step in range(90)]
+        for floor in (0.2, 0.0)
+    )
+    assert high[:15] == low[:15]
+    assert cosine_factor(0, 10, 8, every=every, floor=0.2) == 1
+    assert all(a > b for a, b in zip(high[20:80], low[20:80], strict=True))
+    assert high[80:] == pytest.approx([0.2] * 10)
+    assert min(high[15:]) == pytest.approx(0.2)
+    assert all(a == pytest.approx(0.2 + 0.8 * b) for a, b in zip(high[15:], low[15:], strict=True))
+
+
+def test_a_floor_of_one_never_falls() -> None:
+    assert [cosine_factor(step, 4, 3, every="step", floor=1.0) for step in range(12)] == [1.0] * 12

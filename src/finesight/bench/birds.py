@@ -24,8 +24,9 @@ from finesight.data.sources import ImageSource, open_source
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
+from finesight.methods.base import Data
+from finesight.methods.moco import MoCoConfig, queue_size
 from finesight.nn.pooling_config import AnyPooling
-from finesight.nn.queue import automatic_queue
 from finesight.training.run import RunFolder
 from finesight.training.train import hold_out
 
@@ -226,8 +227,8 @@ def _result(bench: Bench, name: str, system: System, seed: int, evaluation: Eval
 
 
 def _queue(config: TrainConfig, images: int) -> int:
-    queue = config.objective.queue
-    return automatic_queue(len(hold_out(images, config)[0]), config.batch) if queue == "auto" else queue
+    assert isinstance(config.objective, MoCoConfig)
+    return queue_size(config.objective, Data(len(hold_out(images, config)[0]), config.batch))
 
 
 def _cost(trained: Usage | None, scored: Usage) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from finesight.bench.systems import SYSTEMS
 from finesight.bench.table import CURVE, OURS, values
 from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.encoder import Encoder
-from finesight.methods.moco import info_nce
+from finesight.methods.moco import MoCo, info_nce
 from finesight.rationale.gradcam import pooled_gradcam
 from finesight.report.figures import KCurve, attention_overlays, k_curves
 from finesight.report.run_report import pixels
@@ -99,6 +99,7 @@ def loss_gradcam(run: RunFolder, encoder: Encoder, views: Tensor) -> Tensor | No
     if found is None:
         return None
     objective = _module(run, encoder, found[1]["module"]).objective
+    assert isinstance(objective, MoCo)
     with torch.no_grad():
         phi = objective.backbone(views)
         key = objective.key_head(objective.key_backbone(views.flip(3)).mean((2, 3)))

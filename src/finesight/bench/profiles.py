@@ -9,6 +9,7 @@ from pydantic import BaseModel, ConfigDict
 from finesight.bench.systems import NETWORKS, PROJECTIONS, System
 from finesight.config import TrainConfig, build_config
 from finesight.errors import FineSightError
+from finesight.methods.moco import MoCoConfig
 
 
 class Profile(BaseModel):
@@ -47,6 +48,7 @@ class Profile(BaseModel):
 
     def facts(self, config: TrainConfig, queue: int) -> dict[str, Any]:
         """What a table must say of the setting."""
+        assert isinstance(config.objective, MoCoConfig)
         return {
             "name": self.name,
             "resolution": config.views.resolution,

@@ -6,6 +6,8 @@ draw for the joined batch and apply its own share. The parameters follow torchvi
 operations its functional ones, with every image having its own parameters.
 """
 
+from __future__ import annotations
+
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
@@ -13,7 +15,7 @@ from functools import partial
 from typing import Annotated, Self
 
 import torch
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, model_validator
 from torch import Tensor
 
 from finesight.data.color import (
@@ -101,6 +103,36 @@ class ViewConfig(BaseModel):
     solarise_threshold: Probability = 0.5
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[Positive, Positive, Positive] = IMAGENET_STD
+    second_blur: Probability | None = None  # in every second view, where it is not as the first
+    second_solarise: Probability | None = None
+    local_crops: Annotated[int, Field(ge=0)] = 0  # small views beside the two large ones
+    local_resolution: Annotated[int, Field(ge=2)] | None = None  # None: three sevenths, as 96 of 224 px
+    local_scale: UnitRange = (0.05, 0.14)
+    local_blur: Probability | None = None
+
+    @model_validator(mode="after")
+    def _local_views_are_smaller(self) -> Self:
+        if self.local_crops and self.local_side > self.resolution:
+            raise ValueError(f"local crops of {self.local_side} px are larger than the views of {self.resolution} px")
+        return self
+
+    @property
+    def local_side(self) -> int:
+        return self.local_resolution or max(2, round(self.resolution * 3 / 7))
+
+    def kinds(self) -> list[ViewConfig]:
+        """How each view of an image is made: two large ones, then the local crops."""
+        plain = self.model_copy(
+            update={
+                **dict.fromkeys(("second_blur", "second_solarise", "local_resolution", "local_blur")),
+                "local_crops": 0,
+            }
+        )
+        second = {"blur": self.second_blur, "solarise": self.second_solarise}
+        local = {"resolution": self.local_side, "scale": self.local_scale, "blur": self.local_blur}
+        small = plain.model_copy(update={name: value for name, value in local.items() if value is not None})
+        other = plain.model_copy(update={name: value for name, value in second.items() if value is not None})
+        return [plain, other, *[small] * self.local_crops]
 
     @property
     def blur_kernel(self) -> int:

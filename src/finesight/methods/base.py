@@ -1,12 +1,14 @@
-"""What every self-supervised method hands on, and the little it must implement."""
+"""What every method hands on, and the little it must implement."""
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any, ClassVar
 
 import torch
+from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from finesight.nn.backbone import Backbone
@@ -14,7 +16,12 @@ from finesight.nn.backbone import Backbone
 
 @dataclass(frozen=True)
 class Outcome:
-    """One step of an objective on N images. The rationale, the health checks and the trainer read only this."""
+    """One step of an objective on N images. The rationale, the health checks and the trainer read only this.
+
+    The mean of ``loss`` over all images of all ranks is what is minimised. GradCAM differentiates its sum with respect
+    to ``pooled``: where the losses of a batch hang together (SimCLR, Barlow Twins, VICReg), an image's part in those of
+    the others counts as its own.
+    """
 
     loss: Tensor  # (N,) per image
     phi: Tensor  # (N, C, H, W) map of the view the loss is attributed to
@@ -26,21 +33,74 @@ class Outcome:
     metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Data:
+    """What an objective may need to know of what it is trained on."""
+
+    images: int
+    batch: int  # over all devices
+    classes: int = 0  # 0: no labels
+
+
+@dataclass(frozen=True)
+class HeadGroup:
+    """Parameters beside the backbone that share a schedule."""
+
+    params: Iterable[nn.Parameter]
+    hold_epochs: float = 0.0  # they wait so long
+    constant: bool = False  # their rate does not follow the cosine
+
+
+class ObjectiveConfig(BaseModel):
+    """The constants of a method."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
 class Objective(nn.Module, ABC):
-    """A method: views in, per-image loss out. ``backbone`` is the online network a run leaves behind."""
+    """A method: views in, per-image loss out. ``backbone`` is the network that learns."""
 
-    views: int = 2
+    Config: ClassVar[type[ObjectiveConfig]]
+    metrics: ClassVar[tuple[str, ...]] = ()  # names of what ``Outcome.metrics`` holds
+    views: ClassVar[int | None] = None  # how many of the configured views it takes; None: all
+    labelled: ClassVar[bool] = False
+    joint_norm: ClassVar[bool] = False  # in several processes, batch norms see the joined batch
 
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Backbone, config: Any, data: Data) -> None:
         super().__init__()
-        self.backbone = backbone
+        self.backbone, self.config = backbone, config
+
+    @classmethod
+    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
+        """Settings, with dots, that the method's authors use in place of MoCo v2's."""
+        return {}
 
     @abstractmethod
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Outcome:
-        """``generator`` is seeded by the step alone and the same on every rank."""
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+        """``generator`` is seeded by the step alone and the same on every rank; labels are of this rank's images."""
 
-    def before_step(self) -> None:
-        """Before the forward of a step, without gradient (momentum updates)."""
+    def before_step(self, progress: float = 0.0) -> None:
+        """Before the forward of a step, without gradient (momentum updates). ``progress`` goes from 0 to 1."""
 
     def after_step(self, outcome: Outcome) -> None:
         """After the backward of a step, without gradient (queues, centres)."""
+
+    @property
+    def exported(self) -> Backbone:
+        """The network a run leaves behind."""
+        return self.backbone
+
+    def head_groups(self) -> list[HeadGroup]:
+        """Everything trained beside the backbone."""
+        own = set(self.backbone.parameters())
+        return [HeadGroup([p for p in self.parameters() if p.requires_grad and p not in own])]
+
+
+def average(phi: Tensor) -> Tensor:
+    """φ averaged over its cells, never in half precision: GradCAM is too small for it. (N, C, H, W) -> (N, C)"""
+    return phi.mean((2, 3), dtype=torch.promote_types(phi.dtype, torch.float32))
+
+
+def full_precision(phi: Tensor) -> torch.autocast:
+    """Around head and loss, for the same reason."""
+    return torch.autocast(phi.device.type, enabled=False)

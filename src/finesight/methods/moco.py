@@ -6,16 +6,17 @@ from collections.abc import Sequence
 from typing import Literal
 
 import torch
-from pydantic import BaseModel, ConfigDict, Field, PositiveInt
+from pydantic import Field, PositiveInt
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Objective, Outcome
+from finesight.errors import FineSightError
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, average, full_precision
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, shuffled_forward
 from finesight.nn.heads import ProjectorName, projector
 from finesight.nn.momentum import follow, momentum_twin
-from finesight.nn.queue import Queue
+from finesight.nn.queue import Queue, automatic_queue
 
 
 def info_nce(q: Tensor, k: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
@@ -26,10 +27,8 @@ def info_nce(q: Tensor, k: Tensor, negatives: Tensor, temperature: float) -> tup
     return torch.logsumexp(logits, dim=1) - logits[:, 0], positive, negative
 
 
-class MoCoConfig(BaseModel):
+class MoCoConfig(ObjectiveConfig):
     """Sizes and constants as in MoCo v2's code, with the paper's embedding of 256."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
     dim: int = Field(256, ge=1)
     hidden: int | None = Field(None, ge=1)  # None: as wide as φ
@@ -40,23 +39,37 @@ class MoCoConfig(BaseModel):
     key_batch: int = Field(32, ge=2)  # in one process, keys are batch-normalised in shuffled groups of this size
 
 
+def queue_size(config: MoCoConfig, data: Data) -> int:
+    """As configured, or what suits the data."""
+    if config.queue == "auto":
+        return automatic_queue(data.images, data.batch)
+    if config.queue < data.batch:
+        raise FineSightError(
+            f"A queue of {config.queue} cannot hold one batch of {data.batch} keys: give --queue {data.batch} or more, "
+            "or auto."
+        )
+    return config.queue
+
+
 class MoCo(Objective):
     """The objective LCR is built on in the paper."""
 
-    def __init__(self, backbone: Backbone, config: MoCoConfig, queue_size: int) -> None:
-        super().__init__(backbone)
-        self.config = config
+    Config = MoCoConfig
+    metrics = ("positive_similarity", "negative_similarity")
+
+    def __init__(self, backbone: Backbone, config: MoCoConfig, data: Data) -> None:
+        super().__init__(backbone, config, data)
         hidden = config.hidden or backbone.channels
         self.head = projector(config.projector, backbone.channels, hidden, config.dim)
         self.key_backbone = momentum_twin(backbone)
         self.key_head = momentum_twin(self.head)
-        self.queue = Queue(queue_size, config.dim)
+        self.queue = Queue(queue_size(config, data), config.dim)
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator) -> Outcome:
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
         phi = self.backbone(views[0])
         k = shuffled_forward(self._keys, views[1], generator, self.config.key_batch)
-        with torch.autocast(phi.device.type, enabled=False):  # GradCAM is too small for half precision
-            pooled = phi.mean((2, 3), dtype=self.queue.vectors.dtype)  # (N, C, H, W) -> (N, C)
+        with full_precision(phi):
+            pooled = average(phi)
             q = F.normalize(self.head(pooled), dim=1)
             loss, positive, negative = info_nce(q, k, self.queue.vectors, self.config.temperature)
         metrics = {
@@ -67,10 +80,10 @@ class MoCo(Objective):
 
     def _keys(self, images: Tensor) -> Tensor:
         phi = self.key_backbone(images)
-        with torch.autocast(phi.device.type, enabled=False):
-            return F.normalize(self.key_head(phi.mean((2, 3), dtype=self.queue.vectors.dtype)), dim=1)
+        with full_precision(phi):
+            return F.normalize(self.key_head(average(phi)), dim=1)
 
-    def before_step(self) -> None:
+    def before_step(self, progress: float = 0.0) -> None:
         follow(self.key_backbone, self.backbone, self.config.momentum)
         follow(self.key_head, self.head, self.config.momentum)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -59,4 +60,55 @@ def shuffled_forward(
         outputs = torch.cat([network(joined[part]) for part in order.tensor_split(pieces)])
     restored = torch.empty_like(outputs)
     restored[order] = outputs
-    return restored.view(processes, -1, *outputs.shape[1:])[rank]
+    return own_rows(restored)
+
+
+class _Gather(torch.autograd.Function):
+    """Rows of all ranks; backwards, what every rank's loss says about this rank's rows."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return gather(x)
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        return own_rows(total)
+
+
+class _Sum(torch.autograd.Function):
+    """The sum over ranks, which enters the loss of every rank."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        total = x.clone()
+        dist.all_reduce(total)
+        return total
+
+    @staticmethod
+    def backward(ctx: Any, gradient: Tensor) -> Tensor:
+        total = gradient.contiguous().clone()
+        dist.all_reduce(total)
+        return total
+
+
+def gather_with_gradient(x: Tensor) -> Tensor:
+    """``gather`` for losses in which the rows of other ranks get a gradient too."""
+    return x if world()[1] == 1 else _as_tensor(_Gather.apply(x))
+
+
+def sum_over_ranks(x: Tensor) -> Tensor:
+    """Elementwise, with gradient."""
+    return x if world()[1] == 1 else _as_tensor(_Sum.apply(x))
+
+
+def own_rows(x: Tensor) -> Tensor:
+    """This rank's part of what ``gather`` joined."""
+    rank, processes = world()
+    return x.view(processes, -1, *x.shape[1:])[rank]
+
+
+def _as_tensor(x: Any) -> Tensor:
+    assert isinstance(x, Tensor)
+    return x

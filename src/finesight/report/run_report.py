@@ -26,9 +26,16 @@ PICTURES = 6
 NEIGHBOURS = 7
 NAMES = {
     "loss": "total loss",
-    "contrastive": "contrastive loss",
+    "objective": "the method's loss",
     "positive_similarity": "similarity, same image",
     "negative_similarity": "similarity, other images",
+    "diagonal": "correlation, same dimension",
+    "off_diagonal": "correlation, other dimensions",
+    "invariance": "distance of the views",
+    "variance": "missing variance",
+    "covariance": "covariance",
+    "teacher_entropy": "teacher entropy",
+    "accuracy": "accuracy on train",
     "embedding_spread": "embedding spread",
     "effective_rank": "effective rank",
     "kl": "attention misfit (KL)",

@@ -21,6 +21,7 @@ class Batch:
     canvas: Tensor  # (n, 3, Hmax, Wmax) uint8
     all_sizes: Tensor  # (N, 2) sizes of the joined batch: every rank draws the views' parameters for all of it
     share: slice  # this rank's rows of the joined batch
+    labels: Tensor | None = None  # (n,) of this rank's images; -1: unknown
 
 
 def step_generator(seed: int, step: int) -> torch.Generator:
@@ -65,4 +66,8 @@ class Batches:
             joined = self.indices(step)
             sizes = torch.from_numpy(self.sizes[joined])
             canvas, _ = self.cache.batch(joined[self.share])
-            yield Batch(step, canvas, sizes, self.share)
+            yield Batch(step, canvas, sizes, self.share, self._labels(joined[self.share]))
+
+    def _labels(self, images: NDArray[np.int64]) -> Tensor | None:
+        labels = self.cache.source.labels
+        return None if labels is None else torch.from_numpy(labels[images])

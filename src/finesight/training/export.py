@@ -18,17 +18,19 @@ from finesight.training.run import RunFolder
 def untrained_encoder(config: TrainConfig) -> Encoder:
     """The network as training with ``config`` finds it, average pooled."""
     module = TrainingModule(config, images=2, steps_per_epoch=1)
-    settings = _encoder_config(config, module).model_copy(update={"method": "untrained", "pooling": "average"})
-    return Encoder(settings.model_copy(update={"rationale": None}), module.objective.backbone)
+    settings = _encoder_config(config, module.objective.exported).model_copy(
+        update={"method": "untrained", "pooling": "average"}
+    )
+    return Encoder(settings.model_copy(update={"rationale": None}), module.objective.exported)
 
 
 def encoder_of(config: TrainConfig, module: TrainingModule) -> Encoder:
     """As training has it now, sharing its weights unless some of the initial ones are to be mixed in."""
     branch = module.rationale.branch if module.rationale is not None else None
-    backbone = module.objective.backbone
+    backbone = module.objective.exported
     if config.initial_share > 0:
         backbone = mixed_with_initial(backbone, config)
-    return Encoder(_encoder_config(config, module), backbone, branch)
+    return Encoder(_encoder_config(config, backbone), backbone, branch)
 
 
 def mixed_with_initial(backbone: Backbone, config: TrainConfig) -> Backbone:
@@ -46,12 +48,12 @@ def mixed_with_initial(backbone: Backbone, config: TrainConfig) -> Backbone:
     return mixed
 
 
-def _encoder_config(config: TrainConfig, module: TrainingModule) -> EncoderConfig:
+def _encoder_config(config: TrainConfig, backbone: Backbone) -> EncoderConfig:
     return EncoderConfig(
         method=config.method,
         resolution=config.encoder_resolution,
         pooling=config.pooling,
-        backbone=module.objective.backbone.config,
+        backbone=backbone.config,
         rationale=config.rationale,
         mean=config.views.mean,
         std=config.views.std,
@@ -65,6 +67,13 @@ def save_encoder(config: TrainConfig, run: RunFolder, module: TrainingModule) ->
     if module.rationale is not None and len(module.rationale.study):
         save_file({k: v.contiguous().cpu() for k, v in module.rationale.study.state_dict().items()}, run.study)
     encoder.save(run.encoder)
+
+
+def save_frozen(config: TrainConfig, run: RunFolder) -> None:
+    """The backbone as its weights are: what a run without training leaves."""
+    torch.manual_seed(config.seed)  # for random weights
+    backbone = Backbone(config.backbone)
+    Encoder(_encoder_config(config, backbone), backbone).save(run.encoder)
 
 
 def studied_branches(run: RunFolder) -> dict[int, FittingBranch]:

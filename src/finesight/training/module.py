@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import lightning as L
@@ -12,42 +13,51 @@ from torch import Tensor
 from finesight.config import TrainConfig
 from finesight.data.views import apply_views, sample_params
 from finesight.errors import FineSightError
-from finesight.methods.moco import MoCo
+from finesight.methods.base import Data
+from finesight.methods.recipes import recipe
+from finesight.methods.registry import OBJECTIVES
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, mean_over_ranks
-from finesight.nn.queue import automatic_queue
+from finesight.nn.norm import join_norms
 from finesight.rationale.loss import Rationale
 from finesight.training.batches import Batch, step_generator
 from finesight.training.health import embedding_health
-from finesight.training.optimizer import SgdAdam
+from finesight.training.optimizer import GroupedOptimizer
 from finesight.training.schedule import cosine_factor
 
 
 class TrainingModule(L.LightningModule):
-    """State of a run: ``objective`` (encoder, twin, queue), ``rationale`` and the number of finished ``steps``."""
+    """State of a run: ``objective`` (encoder, twin, queue …), ``rationale`` and the number of finished ``steps``."""
 
     steps: Tensor
 
-    def __init__(self, config: TrainConfig, *, images: int, steps_per_epoch: int, load_weights: bool = True) -> None:
+    def __init__(
+        self, config: TrainConfig, *, images: int, steps_per_epoch: int, classes: int = 0, load_weights: bool = True
+    ) -> None:
         super().__init__()
         self.config, self.steps_per_epoch = config, steps_per_epoch
+        self.kinds = config.views.kinds()
+        kind = OBJECTIVES[recipe(config.method).objective or ""]
         torch.manual_seed(config.seed)
         backbone = Backbone(config.backbone, load=load_weights)
-        queue = config.objective.queue
-        size = automatic_queue(images, config.batch) if queue == "auto" else queue
-        self.objective = MoCo(backbone, config.objective, size)
+        self.objective = kind(backbone, config.objective, Data(images, config.batch, classes))
         self.rationale = Rationale(backbone.channels, config.rationale) if config.rationale else None
+        if kind.joint_norm:
+            join_norms(self)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.optimizer = self._make_optimizer()
         self.metrics: dict[str, float] = {}
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         generator = step_generator(self.config.seed, batch.step)
-        drawn = [sample_params(self.config.views, batch.all_sizes, generator) for _ in range(self.objective.views)]
-        views = [apply_views(self.config.views, batch.canvas, params[batch.share]) for params in drawn]
-        outcome = self.objective(views, generator)
+        kinds = self.kinds[: self.objective.views]
+        drawn = [sample_params(kind, batch.all_sizes, generator) for kind in kinds]
+        views = [
+            apply_views(kind, batch.canvas, params[batch.share]) for kind, params in zip(kinds, drawn, strict=True)
+        ]
+        outcome = self.objective(views, generator, batch.labels)
         loss = contrast = outcome.loss.mean()
-        metrics = {"contrastive": contrast, **outcome.metrics}
+        metrics = {"objective": contrast, **outcome.metrics}
         if self.rationale is not None:
             fitted = self.rationale(outcome)
             loss = self.rationale.config.lam * contrast + self.rationale.config.nu * fitted.loss
@@ -68,11 +78,12 @@ class TrainingModule(L.LightningModule):
             self.config.epochs,
             warmup_epochs=optim.warmup_epochs,
             every=optim.cosine,
+            floor=optim.floor,
         )
-        held = batch.step < optim.hold_epochs * self.steps_per_epoch
         for group in self.optimizer.param_groups:
-            group["lr"] = 0.0 if held and group["backbone"] else group["base_lr"] * factor
-        self.objective.before_step()
+            held = batch.step < group["hold_epochs"] * self.steps_per_epoch
+            group["lr"] = 0.0 if held else group["base_lr"] * (1.0 if group["constant"] else factor)
+        self.objective.before_step(batch.step / (self.steps_per_epoch * self.config.epochs))
 
     def finish_step(self, batch: Batch) -> None:
         """After the optimiser step and before anything reads the state (see StepEnd)."""
@@ -86,26 +97,26 @@ class TrainingModule(L.LightningModule):
         values = (value for value in self.state_dict().values() if value.is_floating_point())
         return all(bool(torch.isfinite(value).all()) for value in values)
 
-    def configure_optimizers(self) -> SgdAdam:
+    def configure_optimizers(self) -> GroupedOptimizer:
         return self.optimizer
 
-    def _make_optimizer(self) -> SgdAdam:
+    def _make_optimizer(self) -> GroupedOptimizer:
         branch = list(self.rationale.parameters()) if self.rationale is not None else []
         own_step = self.rationale.config.branch_lr if self.rationale is not None else None
-        backbone = [p for p in self.objective.backbone.parameters() if p.requires_grad]
-        known = set(backbone)
-        heads = [p for p in self.objective.parameters() if p.requires_grad and p not in known]
         optim = self.config.optim
-        groups: list[dict[str, Any]] = [
-            {"params": backbone, "base_lr": optim.lr * optim.backbone_share, "backbone": True},
-            {"params": heads, "base_lr": optim.lr},
-        ]
+        backbone = [p for p in self.objective.backbone.parameters() if p.requires_grad]
+        spared = {"base_lr": optim.lr * optim.backbone_share, "hold_epochs": optim.hold_epochs}
+        groups: list[dict[str, Any]] = [{"params": backbone, "rule": optim.rule, **spared}]
+        for head in self.objective.head_groups():
+            own = {"hold_epochs": head.hold_epochs, "constant": head.constant}
+            groups.append({"params": list(head.params), "rule": optim.rule, "base_lr": optim.lr, **own})
         if own_step is not None:
-            groups.append({"params": branch, "base_lr": own_step, "adam": True})
+            groups.append({"params": branch, "rule": "adam", "base_lr": own_step, "clip_each": None})
         elif branch:
-            groups.append({"params": branch, "base_lr": optim.lr})
-        return SgdAdam(groups, optim.momentum, optim.weight_decay)
+            groups.append({"params": branch, "rule": optim.rule, "base_lr": optim.lr})
+        return GroupedOptimizer(groups, optim.momentum, optim.weight_decay, optim.bias_share, optim.clip_each)
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """Only the pixels move; parameters of the views are drawn on the CPU so that every device sees the same."""
-        return Batch(batch.step, batch.canvas.to(device, non_blocking=True), batch.all_sizes, batch.share)
+        """Pixels and labels move; parameters of the views are drawn on the CPU so that every device sees the same."""
+        labels = None if batch.labels is None else batch.labels.to(device, non_blocking=True)
+        return replace(batch, canvas=batch.canvas.to(device, non_blocking=True), labels=labels)

@@ -1,7 +1,7 @@
-"""One optimiser with two kinds of groups: SGD for the encoder, Adam for the branch.
+"""One optimiser whose groups step by different rules: SGD or LARS for the encoder, Adam for the branch.
 
-The branch needs a step of its own (ν times the encoder's lets it crawl or diverge). Two groups in one optimiser, rather
-than two optimisers, leave accumulation, clipping and loss scaling to Lightning's automatic optimisation.
+The branch needs a step of its own (ν times the encoder's lets it crawl or diverge). Groups of one optimiser, rather
+than several optimisers, leave accumulation, clipping and loss scaling to Lightning's automatic optimisation.
 """
 
 from __future__ import annotations
@@ -13,22 +13,35 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+TRUST = 1e-3  # LARS: the length of a step, as a share of that of the weights it changes
 
-class SgdAdam(Optimizer):
-    """Groups with ``adam=True`` take Adam steps (no decay), the others SGD with momentum and weight decay."""
 
-    def __init__(self, groups: Iterable[dict[str, Any]], momentum: float, weight_decay: float) -> None:
+class GroupedOptimizer(Optimizer):
+    """Each group's ``rule`` is sgd (momentum, weight decay), lars (You et al., 2017) or adam (no decay)."""
+
+    def __init__(
+        self,
+        groups: Iterable[dict[str, Any]],
+        momentum: float,
+        weight_decay: float,
+        bias_share: float = 1.0,
+        clip_each: float | None = None,
+    ) -> None:
         defaults = {
+            "rule": "sgd",
             "lr": 0.0,
             "base_lr": 0.0,
+            "hold_epochs": 0.0,  # the rate is zero before
+            "constant": False,  # it does not follow the schedule
             "momentum": momentum,
             "weight_decay": weight_decay,
-            "adam": False,
-            "backbone": False,
+            "bias_share": bias_share,
+            "clip_each": clip_each,  # the greatest length of one tensor's gradient
             "betas": (0.9, 0.999),
             "eps": 1e-8,
         }
         super().__init__(groups, defaults)
+        self._rules = {"sgd": self._sgd, "lars": self._lars, "adam": self._adam}
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -37,20 +50,37 @@ class SgdAdam(Optimizer):
             with torch.enable_grad():
                 loss = closure()
         for group in self.param_groups:
-            if group["lr"] == 0:  # a group that waits gathers no momentum either
-                continue
-            update = self._adam if group["adam"] else self._sgd
-            update(group, [p for p in group["params"] if p.grad is not None])
+            params = [p for p in group["params"] if p.grad is not None]
+            if params and group["lr"] != 0:  # a group that waits gathers no momentum either
+                if group["clip_each"] is not None:
+                    _shorten([p.grad for p in params if p.grad is not None], group["clip_each"])
+                self._rules[group["rule"]](group, params)
         return loss
 
     def _sgd(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        if not params:
-            return
         grads = torch._foreach_add([p.grad for p in params if p.grad is not None], params, alpha=group["weight_decay"])
+        self._momentum(group, params, grads, group["lr"])
+
+    def _lars(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        """Matrices step by a share of their own length; biases and norms plainly, without decay."""
+        matrices = [p for p in params if p.ndim > 1]
+        if matrices:
+            grads = [p.grad + group["weight_decay"] * p for p in matrices if p.grad is not None]
+            for length, slope, grad in zip(
+                torch._foreach_norm(matrices), torch._foreach_norm(grads), grads, strict=True
+            ):
+                grad.mul_(torch.where((length > 0) & (slope > 0), TRUST * length / slope, 1.0))
+            self._momentum(group, matrices, grads, group["lr"])
+        rest = [p for p in params if p.ndim <= 1]
+        if rest:
+            grads = [p.grad for p in rest if p.grad is not None]
+            self._momentum(group, rest, grads, group["lr"] * group["bias_share"])
+
+    def _momentum(self, group: dict[str, Any], params: list[Tensor], grads: Iterable[Tensor], rate: float) -> None:
         buffers = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]
         torch._foreach_mul_(buffers, group["momentum"])
-        torch._foreach_add_(buffers, grads)
-        torch._foreach_add_(params, buffers, alpha=-group["lr"])
+        torch._foreach_add_(buffers, list(grads))
+        torch._foreach_add_(params, buffers, alpha=-rate)
 
     def _adam(self, group: dict[str, Any], params: list[Tensor]) -> None:
         first, second = group["betas"]
@@ -65,3 +95,8 @@ class SgdAdam(Optimizer):
             mean = state["mean"] / (1 - first ** state["count"])
             root = (state["square"] / (1 - second ** state["count"])).sqrt_().add_(group["eps"])
             p.addcdiv_(mean, root, value=-group["lr"])
+
+
+def _shorten(grads: list[Tensor], length: float) -> None:
+    for grad, norm in zip(grads, torch._foreach_norm(grads), strict=True):
+        grad.mul_((length / norm).clamp(max=1.0))  # a norm of zero gives infinity, hence 1

@@ -20,15 +20,17 @@ from numpy.typing import NDArray
 from finesight.config import RuntimeConfig, TrainConfig
 from finesight.console import console
 from finesight.data.cache import DecodedCache, cache_side, open_cache, write_skipped
-from finesight.data.sources import open_source
+from finesight.data.sources import ImageSource, open_source
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.features import extract
 from finesight.evaluation.retrieval import retrieval
+from finesight.methods.recipes import recipe
+from finesight.methods.registry import OBJECTIVES
 from finesight.training.batches import Batches
 from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepEnd
 from finesight.training.checkpoints import checkpoints, load_checkpoint
-from finesight.training.export import encoder_of, save_encoder
+from finesight.training.export import encoder_of, save_encoder, save_frozen
 from finesight.training.metrics import MetricsLog, metric_series
 from finesight.training.module import TrainingModule
 from finesight.training.run import RunFolder
@@ -36,15 +38,7 @@ from finesight.training.run import RunFolder
 Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
 REPORT_IMAGES = 64  # the report picks its pictures among these
 VALIDATION_NAMES = ("val_rank1", "val_mAP")
-LOGGED = (
-    "loss",
-    "contrastive",
-    "positive_similarity",
-    "negative_similarity",
-    "embedding_spread",
-    "effective_rank",
-    "lr",
-)
+LOGGED = ("loss", "objective", "embedding_spread", "effective_rank", "lr")
 LOGGED_RATIONALE = ("kl", "kl_target_uniform", "kl_attention_uniform", "mask_entropy")
 
 
@@ -61,7 +55,10 @@ def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, 
             console.print(f"{out} is finished: nothing to do. (--restart begins anew.)")
             return run
         cache, images, held_out = prepare_data(config, runtime, run if main else None)
-        _fit(config, runtime, run, cache, images, held_out)
+        if recipe(config.method).objective is not None:
+            _fit(config, runtime, run, cache, images, held_out)
+        elif main:
+            save_frozen(config, run)
     return run
 
 
@@ -120,6 +117,11 @@ def prepare_data(
     images, held_out = hold_out(len(cache), config)
     if cache.source.labels is None:
         images, held_out = np.arange(len(cache)), held_out[:0]
+    objective = recipe(config.method).objective
+    if objective is None:
+        return cache, images, held_out
+    if OBJECTIVES[objective].labelled:
+        images = _labelled(images, cache.source, config.method)
     if len(images) < config.batch:
         raise FineSightError(
             f"{source.root} has {len(images)} readable images to train on ({len(cache.skipped)} skipped, "
@@ -127,6 +129,16 @@ def prepare_data(
             f"add images or lower --batch to {max(2, len(images))} or less."
         )
     return cache, images, held_out
+
+
+def _labelled(images: NDArray[np.int64], source: ImageSource, method: str) -> NDArray[np.int64]:
+    labels = source.labels
+    if labels is None or (labels < 0).all():
+        raise FineSightError(
+            f"Method {method!r} learns from labels and {source.root} has none. Give a folder with one "
+            "sub-folder per class, or a list with a label column."
+        )
+    return images[labels[images] >= 0]
 
 
 def hold_out(count: int, config: TrainConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -148,7 +160,9 @@ def _fit(
     if config.batch % processes:
         raise FineSightError(f"--batch {config.batch} cannot be shared by {processes} devices: use a multiple of it.")
     per_epoch = len(images) // config.batch
-    module = TrainingModule(config, images=len(images), steps_per_epoch=per_epoch)
+    classes = len(cache.source.classes)
+    module = TrainingModule(config, images=len(images), steps_per_epoch=per_epoch, classes=classes)
+    _refuse_a_single_cell(module)
     try:
         trainer = _trainer(config, runtime)
     except MisconfigurationException as error:
@@ -178,7 +192,8 @@ def _fit(
         console.print(f"{module.objective.backbone.load_report}; {len(images)} images, {batches.total} steps.")
         if start:
             console.print(f"Continuing at step {start} of {batches.total}.")
-        names = [*LOGGED, *(LOGGED_RATIONALE if config.rationale else ()), *VALIDATION_NAMES]
+        rationale = LOGGED_RATIONALE if config.rationale else ()
+        names = [*LOGGED, *module.objective.metrics, *rationale, *VALIDATION_NAMES]
         log = MetricsLog(run.metrics_file, names, run.root / "tensorboard", start)
         validate = _validator(config, runtime, run, module, cache, held_out)
         journal = Journal(
@@ -212,6 +227,22 @@ def _fit(
         raise Interrupted(saver.interrupted, f"Stopped after {steps}; all is saved. The same command continues.")
     if main:
         save_encoder(config, run, module)
+
+
+@torch.no_grad()
+def _refuse_a_single_cell(module: TrainingModule) -> None:
+    """On a map of one cell there is no *where* to learn."""
+    if module.rationale is None:
+        return
+    backbone, side = module.objective.backbone, module.config.views.resolution
+    backbone.eval()
+    height, width = backbone(torch.zeros(1, 3, side, side)).shape[2:]
+    backbone.train()
+    if height * width == 1:
+        raise FineSightError(
+            f"At {side} px the map of {module.config.backbone.name} is 1×1: a rationale needs cells to choose among. "
+            "Raise --resolution or lower --output-stride."
+        )
 
 
 def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:

@@ -1,0 +1,131 @@
+"""DINO (Caron et al., 2021), in its form for ResNets: a student learns its teacher's soft assignment of other crops."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import groupby, pairwise
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.defaults import warm_up
+from finesight.nn.backbone import Backbone
+from finesight.nn.distributed import gather
+from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+
+GLOBAL = 2  # the first two views are large, and the only ones the teacher sees
+
+
+class DINOConfig(ObjectiveConfig):
+    """As in the authors' code for ResNet-50; momentum as they advise for batches of 256 and less."""
+
+    prototypes: int = Field(65536, ge=2)
+    hidden: int = Field(2048, ge=1)
+    bottleneck: int = Field(256, ge=1)
+    student_temperature: float = Field(0.1, gt=0)
+    teacher_temperature: float = Field(0.04, gt=0)
+    centre_momentum: float = Field(0.9, ge=0, lt=1)
+    momentum: float = Field(0.9995, ge=0, le=1)
+    hold_epochs: float = Field(1.0, ge=0)  # the prototypes wait
+
+
+class DINOHead(nn.Module):
+    """Three layers with GELU and no batch norm, a unit vector, then prototypes of length one."""
+
+    def __init__(self, channels: int, config: DINOConfig) -> None:
+        super().__init__()
+        widths = (channels, config.hidden, config.hidden, config.bottleneck)
+        first, second, third = (nn.Linear(a, b) for a, b in pairwise(widths))
+        self.layers = nn.Sequential(first, nn.GELU(), second, nn.GELU(), third)
+        self.prototypes = nn.Parameter(torch.empty(config.prototypes, config.bottleneck))
+        for layer in (first, second, third):
+            nn.init.trunc_normal_(layer.weight, std=0.02)
+            nn.init.zeros_(layer.bias)
+        nn.init.kaiming_uniform_(self.prototypes, a=math.sqrt(5))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Unit vectors and their similarity to the prototypes."""
+        unit = F.normalize(self.layers(x), dim=1)
+        return unit, unit @ F.normalize(self.prototypes, dim=1).T
+
+
+def dino_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
+    """Mean cross-entropy over all pairs of different views: log-probabilities and probabilities, (N, P) each -> (N,)"""
+    pairs = [-(target * guess).sum(1) for t, target in enumerate(teacher) for s, guess in enumerate(student) if s != t]
+    return torch.stack(pairs).mean(0)
+
+
+class DINO(Objective):
+    Config = DINOConfig
+    metrics = ("teacher_entropy",)
+    joint_norm = True
+    centre: Tensor
+
+    def __init__(self, backbone: Backbone, config: DINOConfig, data: Data) -> None:
+        super().__init__(backbone, config, data)
+        self.head = DINOHead(backbone.channels, config)
+        self.teacher_backbone = momentum_twin(backbone)
+        self.teacher_head = momentum_twin(self.head)
+        self.register_buffer("centre", torch.zeros(config.prototypes))
+
+    @classmethod
+    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
+        return {
+            **warm_up(epochs),
+            "optim.lr": 0.03 * batch / 256,
+            "optim.clip_each": 3.0,
+            "views.scale": (0.14, 1.0),
+            "views.saturation": 0.2,
+            "views.blur": 1.0,
+            "views.second_blur": 0.1,
+            "views.second_solarise": 0.2,
+            "views.local_crops": 8,
+            "views.local_blur": 0.5,
+        }
+
+    @property
+    def exported(self) -> Backbone:
+        """The teacher: it is ahead of its student."""
+        return self.teacher_backbone
+
+    def head_groups(self) -> list[HeadGroup]:
+        layers = HeadGroup(self.head.layers.parameters())
+        return [layers, HeadGroup([self.head.prototypes], hold_epochs=self.config.hold_epochs)]
+
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+        n, config = len(views[0]), self.config
+        maps = [self.backbone(torch.cat(list(same))) for _, same in groupby(views, key=lambda view: view.shape)]
+        phi = maps[0][:n]
+        target_unit, teacher = self._teacher(torch.cat(list(views[:GLOBAL])))
+        with full_precision(phi):
+            pooled = average(phi)
+            rest = torch.cat([average(maps[0][n:]), *(average(other) for other in maps[1:])])
+            unit, logits = self.head(torch.cat([pooled, rest]))
+            guesses = (logits / config.student_temperature).log_softmax(1)
+            targets = ((teacher - self.centre) / config.teacher_temperature).softmax(1)
+            loss = dino_loss(torch.split(guesses, n), torch.split(targets, n))
+        self._seen = teacher
+        entropy = torch.special.entr(targets).sum(1).mean()
+        return Outcome(loss, phi, pooled, unit[:n], target_unit[n:], metrics={"teacher_entropy": entropy})
+
+    @torch.no_grad()
+    def _teacher(self, images: Tensor) -> tuple[Tensor, Tensor]:
+        phi = self.teacher_backbone(images)
+        with full_precision(phi):
+            unit, logits = self.teacher_head(average(phi))
+        return unit, logits
+
+    def before_step(self, progress: float = 0.0) -> None:
+        momentum = rising_momentum(self.config.momentum, progress)
+        follow(self.teacher_backbone, self.backbone, momentum)
+        follow(self.teacher_head, self.head, momentum)
+
+    @torch.no_grad()
+    def after_step(self, outcome: Outcome) -> None:
+        self.centre.lerp_(gather(self._seen).mean(0), 1 - self.config.centre_momentum)
+        del self._seen

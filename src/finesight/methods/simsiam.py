@@ -1,0 +1,58 @@
+"""SimSiam (Chen & He, 2021): two views through one network; a predictor and a stop-gradient keep it from collapse."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.nn.backbone import Backbone
+from finesight.nn.heads import mlp
+
+
+class SimSiamConfig(ObjectiveConfig):
+    """As in SimSiam's code."""
+
+    dim: int = Field(2048, ge=1)
+    hidden: int = Field(2048, ge=1)
+    bottleneck: int = Field(512, ge=1)
+    stop_gradient: bool = True  # without it the embeddings collapse: the paper's ablation
+
+
+class SimSiam(Objective):
+    Config = SimSiamConfig
+    metrics = ("positive_similarity",)
+    joint_norm = True
+
+    def __init__(self, backbone: Backbone, config: SimSiamConfig, data: Data) -> None:
+        super().__init__(backbone, config, data)
+        self.head = mlp(backbone.channels, config.hidden, config.hidden, config.dim, last="plain-norm")
+        self.predictor = mlp(config.dim, config.bottleneck, config.dim, last="bias")
+
+    @classmethod
+    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
+        return {"optim.lr": 0.05 * batch / 256, "optim.cosine": "epoch"}
+
+    def head_groups(self) -> list[HeadGroup]:
+        """The predictor's rate stays: it has to keep up with embeddings that move."""
+        return [HeadGroup(self.head.parameters()), HeadGroup(self.predictor.parameters(), constant=True)]
+
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+        phi, other = self.backbone(views[0]), self.backbone(views[1])
+        with full_precision(phi):
+            pooled = average(phi)
+            first, second = self.head(pooled), self.head(average(other))
+            forth = F.cosine_similarity(self.predictor(first), self._still(second))
+            back = F.cosine_similarity(self.predictor(second), self._still(first))
+            loss = -(forth + back) / 2
+            embedding, target = F.normalize(first, dim=1), F.normalize(second.detach(), dim=1)
+        metrics = {"positive_similarity": (forth + back).detach().mean() / 2}
+        return Outcome(loss, phi, pooled, embedding, target, positive=forth, metrics=metrics)
+
+    def _still(self, z: Tensor) -> Tensor:
+        return z.detach() if self.config.stop_gradient else z

@@ -1,0 +1,53 @@
+"""Fine-tuning with labels, the first row of the paper's Table 2: what the features could be."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.nn.backbone import Backbone
+
+UNKNOWN = -1
+
+
+class SupervisedConfig(ObjectiveConfig):
+    """Nothing to set."""
+
+
+class Supervised(Objective):
+    Config = SupervisedConfig
+    metrics = ("accuracy",)
+    views = 1
+    labelled = True
+
+    def __init__(self, backbone: Backbone, config: SupervisedConfig, data: Data) -> None:
+        super().__init__(backbone, config, data)
+        self.head = nn.Linear(backbone.channels, data.classes)
+
+    @classmethod
+    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
+        """Crops and flips alone; the new head learns ten times as fast as the backbone."""
+        return {
+            "optim.lr": 0.01,
+            "optim.backbone_share": 0.1,
+            "views.scale": (0.08, 1.0),
+            "views.jitter": 0.0,
+            "views.grey": 0.0,
+            "views.blur": 0.0,
+        }
+
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+        assert labels is not None
+        phi = self.backbone(views[0])
+        with full_precision(phi):
+            pooled = average(phi)
+            logits = self.head(pooled)
+            loss = F.cross_entropy(logits, labels, reduction="none", ignore_index=UNKNOWN)
+        unit = F.normalize(pooled, dim=1)
+        accuracy = (logits.argmax(1) == labels).float().mean()
+        return Outcome(loss, phi, pooled, unit, unit.detach(), metrics={"accuracy": accuracy})

@@ -1,0 +1,78 @@
+"""VICReg (Bardes et al., 2022): views alike, every dimension alive, dimensions uncorrelated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
+from finesight.nn.backbone import Backbone
+from finesight.nn.distributed import gather_with_gradient, own_rows
+from finesight.nn.heads import mlp
+
+EPS = 1e-4
+
+
+def variance_parts(centred: Tensor) -> Tensor:
+    """Per-image parts of mean_d max(0, 1 − s_d), s_d the dimension's deviation. (B, D) of the joined batch -> (B,)
+
+    s = (var + ε) / s, and var is a mean of squares: an image's part is the term with its own square.
+    """
+    scale = len(centred) / (len(centred) - 1)
+    s = (centred.var(0) + EPS).sqrt()
+    return ((1 - (scale * centred.square() + EPS) / s) * (s < 1)).mean(1)
+
+
+def covariance_parts(centred: Tensor) -> Tensor:
+    """Per-image parts of Σ_{i≠j} cov_ij² / D: as cov_ij is a mean of products, the term with its own. (B, D) -> (B,)"""
+    scale = len(centred) / (len(centred) - 1)
+    cov = centred.T @ centred / (len(centred) - 1)
+    cov = cov - cov.diagonal().diag()
+    return scale * ((centred @ cov) * centred).sum(1) / centred.shape[1]
+
+
+class VICRegConfig(ObjectiveConfig):
+    """As in the authors' code."""
+
+    dim: int = Field(8192, ge=2)
+    hidden: int = Field(8192, ge=1)
+    invariance: float = Field(25.0, ge=0)
+    variance: float = Field(25.0, ge=0)
+    covariance: float = Field(1.0, ge=0)
+
+
+class VICReg(Objective):
+    Config = VICRegConfig
+    metrics = ("invariance", "variance", "covariance")
+    joint_norm = True
+
+    def __init__(self, backbone: Backbone, config: VICRegConfig, data: Data) -> None:
+        super().__init__(backbone, config, data)
+        self.head = mlp(backbone.channels, config.hidden, config.hidden, config.dim, last="no-bias")
+
+    @classmethod
+    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
+        return {**lars(0.2, batch, epochs), **ASYMMETRIC_VIEWS}
+
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+        phi, other = self.backbone(views[0]), self.backbone(views[1])
+        config = self.config
+        with full_precision(phi):
+            pooled = average(phi)
+            first, second = self.head(pooled), self.head(average(other))
+            invariance = (first - second).square().mean(1)
+            both = [joined - joined.mean(0) for joined in (gather_with_gradient(first), gather_with_gradient(second))]
+            variance = own_rows(sum(variance_parts(z) for z in both)) / 2  # type: ignore[arg-type]
+            covariance = own_rows(sum(covariance_parts(z) for z in both))  # type: ignore[arg-type]
+            loss = config.invariance * invariance + config.variance * variance + config.covariance * covariance
+            embedding, target = F.normalize(first, dim=1), F.normalize(second.detach(), dim=1)
+        metrics = {"invariance": invariance, "variance": variance, "covariance": covariance}
+        return Outcome(
+            loss, phi, pooled, embedding, target, metrics={name: part.detach().mean() for name, part in metrics.items()}
+        )

@@ -1,0 +1,115 @@
+"""Every objective small enough for a test, in float64; and one on a backbone that hands its images on as they are."""
+
+from __future__ import annotations
+
+import copy
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from finesight.methods.base import Data, Objective
+from finesight.methods.registry import OBJECTIVES
+from finesight.nn.backbone import Backbone, BackboneConfig
+
+CHANNELS, CLASSES = 96, 3  # of timm's test_resnet; of the labels below
+
+SIZES: dict[str, dict[str, Any]] = {
+    "barlow-twins": {"dim": 6, "hidden": 10},
+    "byol": {"dim": 6, "hidden": 10, "momentum": 0.9},
+    "dino": {"prototypes": 7, "hidden": 10, "bottleneck": 5, "momentum": 0.9},
+    "moco": {"dim": 6, "hidden": 10, "momentum": 0.9, "queue": 13},
+    "simclr": {"dim": 6, "hidden": 10},
+    "simsiam": {"dim": 6, "hidden": 10, "bottleneck": 4},
+    "supervised": {},
+    "vicreg": {"dim": 6, "hidden": 10},
+}
+
+# Which copies follow which networks.
+TWINS: dict[str, dict[str, str]] = {
+    "byol": {"twin_backbone": "backbone", "twin_head": "head"},
+    "dino": {"teacher_backbone": "backbone", "teacher_head": "head"},
+    "moco": {"key_backbone": "backbone", "key_head": "head"},
+}
+
+
+class Pixels(nn.Module):
+    """φ is the image: what the loss sees can be chosen."""
+
+    def __init__(self, channels: int) -> None:
+        super().__init__()
+        self.channels = channels
+
+    def forward(self, images: Tensor) -> Tensor:
+        return images
+
+
+def _made(name: str, backbone: Any, settings: dict[str, Any]) -> Any:
+    kind = OBJECTIVES[name]
+    config = kind.Config.model_validate({**SIZES[name], **settings})
+    return kind(backbone, config, Data(images=100, batch=2, classes=CLASSES)).double()
+
+
+@cache
+def _resnet(seed: int) -> Backbone:
+    """Its residual branches count: timm begins them with a norm of zeros, which would hide what happens in them."""
+    torch.manual_seed(seed)
+    backbone = Backbone(BackboneConfig(name="test_resnet", weights="random"))
+    with torch.no_grad():
+        for parameter in backbone.parameters():
+            if parameter.ndim == 1:
+                parameter.add_(0.2 * torch.randn_like(parameter))
+    return backbone
+
+
+def small(name: str, seed: int = 0, **settings: Any) -> Any:
+    """On a tiny ResNet; a twin has already fallen behind."""
+    backbone = copy.deepcopy(_resnet(seed))
+    torch.manual_seed(seed)
+    objective = _made(name, backbone, settings)
+    with torch.no_grad():
+        for twin in TWINS.get(name, {}):
+            for parameter in getattr(objective, twin).parameters():
+                parameter.add_(0.02 * torch.randn_like(parameter))
+    return objective
+
+
+def bare(name: str, channels: int, **settings: Any) -> Any:
+    """Without a backbone: each view is (N, channels, 1, 1), or what ``images`` makes of vectors."""
+    torch.manual_seed(0)
+    return _made(name, Pixels(channels), settings)
+
+
+def images(vectors: Tensor) -> Tensor:
+    """(N, D) -> (N, D, 1, 1)"""
+    return vectors[:, :, None, None]
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=seeded(seed))
+
+
+def pictures(n: int = 5, side: int = 36, views: int = 2, seed: int = 1) -> list[Tensor]:
+    """Views of n images that look alike, but not too much: what they share is as strong as what is new."""
+    shared = normal(1, n, 3, side, side, seed=seed)
+    return list(shared + normal(views, n, 3, side, side, seed=seed + 1))
+
+
+def labels(n: int = 5) -> Tensor:
+    return torch.arange(n) % CLASSES
+
+
+def outcome_of(objective: Objective, views: list[Tensor]) -> Any:
+    return objective(views, seeded(), labels(len(views[0])))
+
+
+def outputs(objective: Any, view: Tensor, backbone: str = "backbone", head: str = "head") -> Tensor:
+    """What the head says of a view, computed apart from the objective."""
+    phi = getattr(objective, backbone)(view)
+    said: Tensor = getattr(objective, head)(phi.mean((2, 3)))
+    return said

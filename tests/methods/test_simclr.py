@@ -1,0 +1,122 @@
+import math
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from objectives import bare, images, normal, outcome_of, outputs, pictures, small
+from torch import Tensor
+from torch.nn import functional as F
+
+from finesight.methods.simclr import nt_xent
+from reference.gradcam import differences
+from reference.simclr import nt_xent as reference
+
+
+def units(n: int, dim: int, seed: int = 0) -> Tensor:
+    return F.normalize(normal(n, dim, seed=seed), dim=1)
+
+
+@given(
+    n=st.integers(1, 4),
+    dim=st.integers(1, 5),
+    temperature=st.sampled_from([0.01, 0.1, 0.5, 1.0, 10.0]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=60, deadline=None)
+def test_nt_xent_against_loops(n: int, dim: int, temperature: float, seed: int) -> None:
+    a, b = units(n, dim, seed), units(n, dim, seed + 1)
+    expected = reference(a.numpy(), b.numpy(), temperature)
+    loss = nt_xent(a, b, temperature)
+    np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-9, atol=1e-12 / temperature)
+    assert loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-12 / temperature)
+
+
+@pytest.mark.parametrize("temperature", [0.1, 0.5])
+def test_gradients_against_finite_differences(temperature: float) -> None:
+    """Of the mean loss, in both views: an anchor's negatives learn too."""
+    a, b = units(3, 4).requires_grad_(), units(3, 4, 1).requires_grad_()
+    slopes = torch.autograd.grad(nt_xent(a, b, temperature).mean(), [a, b])
+    first, second = a.detach().numpy(), b.detach().numpy()
+    of_a = differences(lambda x: float(reference(x, second, temperature).mean()), first)
+    of_b = differences(lambda x: float(reference(first, x, temperature).mean()), second)
+    np.testing.assert_allclose(slopes[0].numpy(), of_a, rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(slopes[1].numpy(), of_b, rtol=1e-6, atol=1e-7)
+
+
+def test_a_single_image_has_nothing_to_be_confused_with() -> None:
+    a, b = units(1, 4).requires_grad_(), units(1, 4, 1)
+    loss = nt_xent(a, b, 0.1)
+    (slope,) = torch.autograd.grad(loss.sum(), a)
+    assert loss.item() == pytest.approx(0, abs=1e-12)
+    np.testing.assert_allclose(slope.numpy(), np.zeros((1, 4)), atol=1e-12)
+
+
+@pytest.mark.parametrize("n", [2, 3, 5])
+def test_identical_vectors_cost_the_logarithm_of_the_choice(n: int) -> None:
+    """2N − 1 candidates that cannot be told apart: the view itself is none of them."""
+    same = units(1, 4).repeat(n, 1)
+    np.testing.assert_allclose(nt_xent(same, same, 0.1).numpy(), np.full(n, math.log(2 * n - 1)), rtol=1e-10)
+
+
+def test_identical_views_of_orthogonal_images() -> None:
+    """Each anchor has its partner at 1 and 2N − 2 others at 0."""
+    axes = torch.eye(3, dtype=torch.float64)
+    expected = math.log(1 + 4 * math.exp(-1 / 0.5))
+    np.testing.assert_allclose(nt_xent(axes, axes, 0.5).numpy(), np.full(3, expected), rtol=1e-10)
+
+
+def test_the_views_are_interchangeable() -> None:
+    a, b = units(4, 3), units(4, 3, 1)
+    torch.testing.assert_close(nt_xent(a, b, 0.1), nt_xent(b, a, 0.1), rtol=1e-12, atol=0)
+
+
+@pytest.mark.parametrize("temperature", [1e-3, 1e-5])
+def test_extreme_logits_in_single_precision(temperature: float) -> None:
+    axes = torch.eye(2)
+    best = nt_xent(axes.requires_grad_(), axes.detach(), temperature)
+    (slope,) = torch.autograd.grad(best.sum(), axes)
+    worst = nt_xent(axes.detach(), -axes.detach(), temperature)
+    np.testing.assert_allclose(best.detach().numpy(), [0, 0], atol=1e-5)
+    assert torch.isfinite(slope).all()
+    np.testing.assert_allclose(worst.numpy(), np.full(2, 1 / temperature + math.log(2)), rtol=1e-4)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("n", [2, 5])
+def test_per_image_losses_against_loops_end_to_end(training: bool, n: int) -> None:
+    objective, views = small("simclr", temperature=0.2).train(training), pictures(n)
+    outcome = outcome_of(objective, views)
+    a, b = (F.normalize(outputs(objective, view), dim=1).detach() for view in views)
+    np.testing.assert_allclose(outcome.loss.detach().numpy(), reference(a.numpy(), b.numpy(), 0.2), rtol=1e-8)
+    torch.testing.assert_close(outcome.embedding.detach(), a, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(outcome.target, b, rtol=1e-8, atol=1e-12)
+    assert outcome.metrics["positive_similarity"].item() == pytest.approx((a * b).sum(1).mean().item(), rel=1e-8)
+
+
+def test_both_views_learn() -> None:
+    """No stop-gradient: the loss's slope in either view is that of the reference, unit length and all."""
+    objective = bare("simclr", 4)
+    objective.head = torch.nn.Identity()
+    first, second = normal(3, 4).requires_grad_(), normal(3, 4, seed=1).requires_grad_()
+    whole = outcome_of(objective, [images(first), images(second)]).loss.mean()
+    slopes = torch.autograd.grad(whole, [first, second])
+
+    def loss(x: np.ndarray, y: np.ndarray) -> float:
+        a, b = (z / np.sqrt((z**2).sum(1, keepdims=True)) for z in (x, y))
+        return float(reference(a, b, 0.1).mean())
+
+    x, y = first.detach().numpy(), second.detach().numpy()
+    np.testing.assert_allclose(slopes[0].numpy(), differences(lambda z: loss(z, y), x), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(slopes[1].numpy(), differences(lambda z: loss(x, z), y), rtol=1e-6, atol=1e-7)
+
+
+def test_head_has_a_norm_on_its_output() -> None:
+    """As in the authors' code, where the paper's text has none."""
+    head = small("simclr").head
+    kinds = ["Linear", "BatchNorm1d", "ReLU", "Linear", "BatchNorm1d"]
+    assert [type(layer).__name__ for layer in head] == kinds
+    assert head[-1].affine
+    assert head[0].bias is None
+    assert head[3].bias is None

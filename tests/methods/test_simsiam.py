@@ -1,0 +1,123 @@
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from objectives import bare, images, normal, outcome_of, outputs, pictures, small
+from torch import nn
+from torch.nn import functional as F
+
+from reference.byol import simsiam as reference
+from reference.gradcam import differences
+
+
+def plain(dim: int, seed: int = 0, stop_gradient: bool = True) -> tuple[Any, np.ndarray, np.ndarray]:
+    """SimSiam without networks: outputs are the views themselves, the prediction a linear map of them."""
+    objective = bare("simsiam", dim, dim=dim, stop_gradient=stop_gradient)
+    objective.head, objective.predictor = nn.Identity(), nn.Linear(dim, dim).double()
+    with torch.no_grad():
+        objective.predictor.weight.copy_(normal(dim, dim, seed=seed))
+        objective.predictor.bias.copy_(normal(dim, seed=seed + 10))
+    return objective, objective.predictor.weight.detach().numpy(), objective.predictor.bias.detach().numpy()
+
+
+@given(n=st.integers(1, 4), dim=st.integers(1, 5), seed=st.integers(0, 1000), stop=st.booleans())
+@settings(max_examples=40, deadline=None)
+def test_loss_against_loops(n: int, dim: int, seed: int, stop: bool) -> None:
+    objective, weight, bias = plain(dim, seed, stop)
+    first, second = normal(n, dim, seed=seed + 2), normal(n, dim, seed=seed + 3)
+    outcome = outcome_of(objective, [images(first), images(second)])
+    x, y = first.numpy(), second.numpy()
+    expected = reference((x @ weight.T + bias, y @ weight.T + bias), (x, y))
+    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-9, atol=1e-12)
+    assert outcome.loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-12)
+    assert outcome.metrics["positive_similarity"].item() == pytest.approx(-expected.mean(), rel=1e-9, abs=1e-12)
+
+
+@pytest.mark.parametrize("stop", [True, False])
+def test_gradients_against_finite_differences(stop: bool) -> None:
+    """With the stop-gradient, of a loss whose targets stay where they are; without, of one whose targets move too."""
+    objective, weight, bias = plain(4, stop_gradient=stop)
+    first, second = normal(3, 4, seed=5).requires_grad_(), normal(3, 4, seed=6).requires_grad_()
+    whole = outcome_of(objective, [images(first), images(second)]).loss.mean()
+    slopes = torch.autograd.grad(whole, [first, second])
+    x, y = first.detach().numpy(), second.detach().numpy()
+
+    def loss(a: np.ndarray, b: np.ndarray) -> float:
+        targets = (x, y) if stop else (a, b)
+        return float(reference((a @ weight.T + bias, b @ weight.T + bias), targets).mean())
+
+    np.testing.assert_allclose(slopes[0].numpy(), differences(lambda z: loss(z, y), x), rtol=1e-6, atol=1e-8)
+    np.testing.assert_allclose(slopes[1].numpy(), differences(lambda z: loss(x, z), y), rtol=1e-6, atol=1e-8)
+
+
+def test_identical_views_and_a_predictor_that_changes_nothing_reach_the_minimum() -> None:
+    objective, _, _ = plain(4)
+    objective.predictor = nn.Identity()
+    same = images(normal(3, 4))
+    np.testing.assert_allclose(outcome_of(objective, [same, same]).loss.numpy(), np.full(3, -1.0), rtol=1e-12)
+
+
+@pytest.mark.parametrize("training", [False, True])
+@pytest.mark.parametrize("n", [2, 5])
+def test_per_image_losses_against_loops_end_to_end(training: bool, n: int) -> None:
+    objective, views = small("simsiam").train(training), pictures(n)
+    outcome = outcome_of(objective, views)
+    z = [outputs(objective, view).detach() for view in views]
+    p = [objective.predictor(each).detach() for each in z]
+    expected = reference((p[0].numpy(), p[1].numpy()), (z[0].numpy(), z[1].numpy()))
+    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(outcome.embedding.detach(), F.normalize(z[0], dim=1), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(outcome.target, F.normalize(z[1], dim=1), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(outcome.positive.detach(), F.cosine_similarity(p[0], z[1]), rtol=1e-8, atol=1e-12)
+
+
+def slopes(stop_gradient: bool) -> tuple[Any, dict[str, torch.Tensor]]:
+    objective = small("simsiam", stop_gradient=stop_gradient)
+    outcome_of(objective, pictures()).loss.mean().backward()
+    return objective, {name: p.grad.clone() for name, p in objective.named_parameters()}
+
+
+def test_nothing_flows_back_through_the_targets() -> None:
+    """The gradient is that of a loss written out with detached targets, in every weight."""
+    objective, found = slopes(stop_gradient=True)
+    objective.zero_grad()
+    first, second = (outputs(objective, view) for view in pictures())
+    forth = F.cosine_similarity(objective.predictor(first), second.detach())
+    back = F.cosine_similarity(objective.predictor(second), first.detach())
+    (-(forth + back) / 2).mean().backward()
+    for name, parameter in objective.named_parameters():
+        torch.testing.assert_close(found[name], parameter.grad, rtol=1e-8, atol=1e-13)
+
+
+def test_the_stop_gradient_changes_all_but_the_predictor() -> None:
+    """The loss is the same with and without; what the encoder learns from it is not."""
+    losses = [outcome_of(small("simsiam", stop_gradient=stop), pictures()).loss for stop in (True, False)]
+    assert torch.equal(*losses)
+    (_, still), (_, moving) = slopes(True), slopes(False)
+    for name, slope in still.items():
+        same = torch.allclose(slope, moving[name], rtol=1e-8, atol=1e-13)
+        assert same == name.startswith("predictor."), name
+
+
+def test_the_predictors_rate_is_constant() -> None:
+    objective = small("simsiam")
+    groups = objective.head_groups()
+    assert [group.constant for group in groups] == [False, True]
+    head, predictor = (list(group.params) for group in groups)
+    assert head == list(objective.head.parameters())
+    assert predictor == list(objective.predictor.parameters())
+    assert all(group.hold_epochs == 0 for group in groups)
+
+
+def test_projector_ends_in_a_norm_without_weights() -> None:
+    objective = small("simsiam")
+    kinds = [type(layer).__name__ for layer in objective.head]
+    assert kinds == ["Linear", "BatchNorm1d", "ReLU"] * 2 + ["Linear", "BatchNorm1d"]
+    assert not objective.head[-1].affine
+    assert objective.head[1].affine
+    assert [type(layer).__name__ for layer in objective.predictor] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
+    assert objective.predictor[-1].bias is not None
+    assert objective.predictor[0].out_features == 4

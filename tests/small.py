@@ -1,0 +1,61 @@
+"""Every method with a network of a few thousand weights, driven by hand as Lightning drives it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+from finesight.config import build_config
+from finesight.methods.recipes import recipe
+from finesight.training.batches import Batch
+from finesight.training.module import TrainingModule
+
+CLASSES = 4
+SMALL: dict[str, Any] = {
+    "data": "-",
+    "backbone.name": "test_resnet",
+    "backbone.weights": "random",
+    "backbone.output_stride": 8,
+    "views.resolution": 32,
+    "batch": 8,
+    "epochs": 2,
+}
+HEADS: dict[str, dict[str, int]] = {
+    "barlow-twins": {"hidden": 16, "dim": 12},
+    "byol": {"hidden": 16, "dim": 8},
+    "dino": {"hidden": 16, "bottleneck": 8, "prototypes": 32},
+    "moco": {"hidden": 16, "dim": 8},
+    "simclr": {"hidden": 16, "dim": 8},
+    "simsiam": {"hidden": 16, "dim": 12, "bottleneck": 4},
+    "supervised": {},
+    "vicreg": {"hidden": 16, "dim": 12},
+}
+
+
+def small_module(method: str, *, steps_per_epoch: int = 2, **settings: Any) -> TrainingModule:
+    """As a run of two epochs begins."""
+    objective = recipe(method).objective
+    assert objective is not None
+    heads = {f"objective.{name}": size for name, size in HEADS[objective].items()}
+    crops = {"views.local_crops": 2} if objective == "dino" else {}
+    config = build_config({**SMALL, **heads, **crops, "method": method, **settings})
+    images = config.batch * steps_per_epoch
+    return TrainingModule(config, images=images, steps_per_epoch=steps_per_epoch, classes=CLASSES)
+
+
+def small_batch(step: int, size: int = 8) -> Batch:
+    """Noise, another one every step."""
+    generator = torch.Generator().manual_seed(step)
+    canvas = torch.randint(0, 256, (size, 3, 40, 40), dtype=torch.uint8, generator=generator)
+    return Batch(step, canvas, torch.full((size, 2), 40), slice(None), torch.arange(size) % CLASSES)
+
+
+def take_step(module: TrainingModule, step: int) -> None:
+    batch = small_batch(step, module.config.batch)
+    module.on_train_batch_start(batch, 0)
+    loss = module.training_step(batch, 0)
+    module.optimizer.zero_grad()
+    loss.backward()
+    module.optimizer.step()
+    module.finish_step(batch)

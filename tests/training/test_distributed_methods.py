@@ -1,0 +1,166 @@
+"""Every method in two processes, under DDP, with half the batch each: what one process computes on the whole batch."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
+
+from finesight.methods.registry import OBJECTIVES
+from finesight.nn.distributed import mean_over_ranks, world
+from finesight.rationale.config import READINGS
+from finesight.training.batches import Batch, step_generator
+from finesight.training.module import TrainingModule
+from ranks import RANKS, in_ranks
+from small import CLASSES, small_module
+
+EACH, STEPS = 4, 2
+METHODS = sorted(OBJECTIVES.keys() - {"moco"})  # whose norms are each rank's own on purpose: see test_distributed.py
+Step = dict[str, Any]
+
+
+class Losses(nn.Module):
+    """The loss of a step as ``TrainingModule.training_step`` has it, from views of any precision."""
+
+    def __init__(self, module: TrainingModule) -> None:
+        super().__init__()
+        self.module = module
+
+    def forward(self, views: list[Tensor], generator: torch.Generator, labels: Tensor) -> Tensor:
+        self.outcome = self.module.objective(views, generator, labels)
+        assert self.module.rationale is not None
+        self.fitted = self.module.rationale(self.outcome)
+        loss: Tensor = self.outcome.loss.mean() + self.fitted.loss
+        return loss
+
+
+@torch.no_grad()
+def scatter(module: nn.Module) -> None:
+    """Biases and scales of no special value: some begin at zero and keep the gradient from whole blocks."""
+    generator = torch.Generator().manual_seed(0)
+    for p in module.parameters():
+        if p.ndim == 1:
+            p.add_(torch.randn(p.shape, generator=generator, dtype=p.dtype), alpha=0.3)
+
+
+def steps_of(method: str, rows: slice) -> list[Step]:
+    """What happens in the first steps of training on these rows of the joined batch."""
+    frozen = not OBJECTIVES[method].joint_norm  # norms of each rank's own half would have to differ
+    settings = {"rationale": True, "backbone.frozen_norm": frozen, "batch": RANKS * EACH}
+    module = small_module(method, steps_per_epoch=1, **settings).double()
+    assert module.rationale is not None
+    assert module.rationale.config == READINGS["finesight"]
+    scatter(module)
+    losses = Losses(module)
+    wrapped = DistributedDataParallel(losses, broadcast_buffers=False) if world()[1] > 1 else losses
+    steps = []
+    for step in range(STEPS):
+        generator = step_generator(0, step)
+        sides = [kind.resolution for kind in module.kinds[: module.objective.views]]
+        views = [
+            torch.randn(RANKS * EACH, 3, side, side, generator=generator, dtype=torch.float64)[rows] for side in sides
+        ]
+        labels = (torch.arange(RANKS * EACH) % CLASSES)[rows]
+        module.on_train_batch_start(Batch(step, torch.empty(0), torch.empty(0), rows), 0)
+        loss = wrapped(views, generator, labels)
+        module.optimizer.zero_grad()
+        loss.backward()
+        gradients = {name: p.grad for name, p in module.named_parameters() if p.requires_grad}
+        module.optimizer.step()
+        outcome = losses.outcome
+        module.objective.after_step(outcome)
+        named = {"loss": loss, "objective": outcome.loss.mean(), **outcome.metrics, **losses.fitted.metrics}
+        scores = {name: value.detach().double() for name, value in named.items()}
+        own = {"loss": outcome.loss, "embedding": outcome.embedding, "target": outcome.target}
+        steps.append(
+            {
+                "means": mean_over_ranks(scores),
+                "rows": {name: value.detach() for name, value in own.items()},
+                "gradcam": losses.fitted.target,
+                "gradients": {name: None if g is None else g.clone() for name, g in gradients.items()},
+                "state": {name: value.clone() for name, value in module.state_dict().items()},
+            }
+        )
+    return steps
+
+
+def every_method(rank: int) -> dict[str, list[Step]]:
+    return {method: steps_of(method, slice(rank * EACH, (rank + 1) * EACH)) for method in METHODS}
+
+
+@pytest.fixture(scope="module")
+def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, list[Step]]]:
+    """All methods in one pair of processes: starting them is what takes long."""
+    return in_ranks(every_method, Path(tmp_path_factory.mktemp("ranks")))
+
+
+@pytest.fixture(scope="module")
+def alone() -> dict[str, list[Step]]:
+    return {method: steps_of(method, slice(None)) for method in METHODS}
+
+
+@pytest.fixture(params=[(method, step) for method in METHODS for step in range(STEPS)], ids=lambda p: f"{p[0]}-{p[1]}")
+def case(
+    request: pytest.FixtureRequest, ranks: list[dict[str, list[Step]]], alone: dict[str, list[Step]]
+) -> tuple[list[Step], Step]:
+    """A step of a method in the ranks, and in one process."""
+    method, step = request.param
+    return [rank[method][step] for rank in ranks], alone[method][step]
+
+
+def same(found: Tensor, expected: Tensor, what: str) -> None:
+    """To rounding in float64. What is far below the largest of its tensor, or a bias before a norm, is all rounding."""
+    atol = 1e-13 + 1e-11 * float(expected.abs().max())
+    torch.testing.assert_close(found, expected, rtol=1e-8, atol=atol, msg=lambda text: f"{what}: {text}")
+
+
+def test_losses_and_metrics(case: tuple[list[Step], Step]) -> None:
+    found, expected = case
+    for rank in found:
+        assert rank["means"].keys() == expected["means"].keys()
+        for name, value in expected["means"].items():
+            same(rank["means"][name], value, name)
+    for name, value in expected["rows"].items():
+        same(torch.cat([rank["rows"][name] for rank in found]), value, name)
+
+
+def test_gradients_that_ddp_averages(case: tuple[list[Step], Step]) -> None:
+    found, expected = case
+    for name, value in expected["gradients"].items():
+        assert value is not None, f"{name} has no gradient: DDP would wait for it in vain"
+        for rank in found:
+            same(rank["gradients"][name], value, name)
+    sizes = {name: float(value.abs().max()) for name, value in expected["gradients"].items()}
+    assert sum(size > 1e-6 for size in sizes.values()) >= len(sizes) - 1, sizes
+
+
+def test_gradcam_of_each_ranks_images(case: tuple[list[Step], Step]) -> None:
+    """An image's part in the losses of other ranks' images counts too."""
+    found, expected = case
+    joined = torch.cat([rank["gradcam"] for rank in found])
+    assert joined.shape == (RANKS * EACH, 4, 4)
+    same(joined, expected["gradcam"], "GradCAM")
+
+
+def test_the_state_after_the_step(case: tuple[list[Step], Step]) -> None:
+    """Weights, twins, statistics, DINO's centre."""
+    found, expected = case
+    for rank in found:
+        assert rank["state"].keys() == expected["state"].keys()
+        for name, value in expected["state"].items():
+            same(rank["state"][name], value, name)
+
+
+def test_dinos_centre_moves_by_the_joined_batch(
+    ranks: list[dict[str, list[Step]]], alone: dict[str, list[Step]]
+) -> None:
+    centres = [step["state"]["objective.centre"] for step in alone["dino"]]
+    assert centres[0].any()
+    assert not torch.equal(*centres)
+    for rank in ranks:
+        for step, expected in zip(rank["dino"], centres, strict=True):
+            same(step["state"]["objective.centre"], expected, "centre")

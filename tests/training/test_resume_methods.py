@@ -1,0 +1,73 @@
+"""Every method continues from a saved state bit for bit (test_resume.py has the default one in real processes)."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from finesight.methods.recipes import RECIPES
+from finesight.training.checkpoints import load_checkpoint, save_checkpoint
+from finesight.training.module import TrainingModule
+from small import small_module, take_step
+
+STEPS, STOP = 4, 2  # in epochs of two: DINO's prototypes begin to move where the run continues
+METHODS = [name for name, recipe in RECIPES.items() if recipe.objective and name != "lcr"]
+
+
+def trained(module: TrainingModule, *steps: int) -> TrainingModule:
+    for step in steps:
+        take_step(module, step)
+    return module
+
+
+def continued(method: str, folder: Path, *, optimizer: bool = True) -> TrainingModule:
+    """Stopped in the middle, saved and read as ``train`` does, and brought to the end by another module."""
+    module = trained(small_module(method), *range(STOP))
+    save_checkpoint(folder, STOP, {"module": module.state_dict(), "optimizer": module.optimizer.state_dict()})
+    fresh = small_module(method)
+    torch.manual_seed(99)  # nothing may hang on what was drawn before
+    found = load_checkpoint(folder)
+    assert found is not None
+    _, state = found
+    fresh.load_state_dict(state["module"])
+    if optimizer:
+        fresh.optimizer.load_state_dict(state["optimizer"])
+    assert int(fresh.steps) == STOP
+    return trained(fresh, *range(int(fresh.steps), STEPS))
+
+
+def different(a: TrainingModule, b: TrainingModule) -> list[str]:
+    """Weights and buffers that are not the same in every bit."""
+    first, second = a.state_dict(), b.state_dict()
+    assert first.keys() == second.keys()
+    return [name for name in first if not torch.equal(first[name], second[name])]
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_continued_is_never_stopped(method: str, tmp_path: Path) -> None:
+    whole = trained(small_module(method), *range(STEPS))
+    again = continued(method, tmp_path)
+    assert different(whole, again) == []
+    assert again.metrics == whole.metrics
+    for ours, theirs in zip(*(m.optimizer.state_dict()["state"].values() for m in (whole, again)), strict=True):
+        assert ours.keys() == theirs.keys()
+        assert all(torch.equal(torch.as_tensor(ours[key]), torch.as_tensor(theirs[key])) for key in ours)
+
+
+@pytest.mark.parametrize("method", ["byol-lcr", "simsiam"])
+def test_a_lost_optimiser_would_be_noticed(method: str, tmp_path: Path) -> None:
+    """Under LARS and under SGD: the momentum is part of the state."""
+    whole = trained(small_module(method), *range(STEPS))
+    names = different(whole, continued(method, tmp_path, optimizer=False))
+    assert any("backbone" in name for name in names)
+    assert any("predictor" in name for name in names)
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_training_moves_what_is_compared(method: str) -> None:
+    """Of the methods' own state beside the backbone: heads, twins, the queue, the centre, statistics."""
+    start, end = small_module(method), trained(small_module(method), *range(STEPS))
+    moved = {name.split(".")[1] for name in different(start, end) if name.startswith("objective.")}
+    assert moved == {name for name, _ in start.objective.named_children()} | ({"centre"} if method == "dino" else set())
