@@ -52,7 +52,11 @@ def small_batch(step: int, size: int = 8) -> Batch:
 
 
 def take_step(module: TrainingModule, step: int) -> None:
-    batch = small_batch(step, module.config.batch)
+    drive(module, small_batch(step, module.config.batch))
+
+
+def drive(module: TrainingModule, batch: Batch) -> None:
+    """One step."""
     module.on_train_batch_start(batch, 0)
     loss = module.training_step(batch, 0)
     module.optimizer.zero_grad()

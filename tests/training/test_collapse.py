@@ -12,6 +12,7 @@ from finesight.config import build_config
 from finesight.training.batches import Batch
 from finesight.training.health import collapse_warning
 from finesight.training.module import TrainingModule
+from small import drive
 
 IMAGES, SIDE, STEPS = 16, 40, 40
 # Crops that share little, and a rate that gets there soon.
@@ -45,13 +46,7 @@ def trained(stop_gradient: bool) -> list[dict[str, float]]:
     module = TrainingModule(config, images=IMAGES, steps_per_epoch=STEPS)
     canvas, sizes, history = smooth_pictures(), torch.full((IMAGES, 2), SIDE), []
     for step in range(STEPS):
-        batch = Batch(step, canvas, sizes, slice(None))
-        module.on_train_batch_start(batch, 0)
-        loss = module.training_step(batch, 0)
-        module.optimizer.zero_grad()
-        loss.backward()
-        module.optimizer.step()
-        module.finish_step(batch)
+        drive(module, Batch(step, canvas, sizes, slice(None)))
         history.append(module.metrics)
     return history
 

@@ -22,16 +22,9 @@ from finesight.training.export import studied_branches, untrained_encoder
 from finesight.training.run import RunFolder
 from finesight.training.train import prepare_data, train
 from processes import rows
+from small import SMALL
 
-SETTINGS: dict[str, Any] = {
-    "backbone.name": "test_resnet",
-    "backbone.weights": "random",
-    "backbone.output_stride": 8,
-    "views.resolution": 32,
-    "batch": 8,
-    "epochs": 2,
-    "validation.fraction": 0.0,
-}
+SETTINGS: dict[str, Any] = {**SMALL, "validation.fraction": 0.0}
 QUIET = RuntimeConfig(progress=False, log_every=1)
 
 

@@ -20,6 +20,7 @@ from finesight.methods.registry import OBJECTIVES
 from finesight.training.batches import Batches
 from finesight.training.export import encoder_of
 from finesight.training.module import TrainingModule
+from small import drive
 
 SPECIES, SIDE, BATCH, EPOCHS = 10, 40, 32, 15
 MARGIN = 2.0  # points of mAP
@@ -108,12 +109,7 @@ def gain(method: str, cache: DecodedCache, **settings: Any) -> float:
     before = score(module, cache)
     module.train()
     for batch in Batches(cache, images, batch=BATCH, epochs=config.epochs, seed=config.seed):
-        module.on_train_batch_start(batch, 0)
-        loss = module.training_step(batch, 0)
-        module.optimizer.zero_grad()
-        loss.backward()
-        module.optimizer.step()
-        module.finish_step(batch)
+        drive(module, batch)
     return score(module, cache) - before
 
 
