@@ -39,6 +39,11 @@ class DecodedCache:
         return len(self.rows)
 
     @property
+    def keys(self) -> NDArray[np.bytes_]:
+        """(N,) what each image is known by on disk: another one as soon as its file changes."""
+        return self.entries.keys[self.rows]
+
+    @property
     def sizes(self) -> NDArray[np.int64]:
         """(N, 2) height and width of every cached image."""
         return self.entries.sizes[self.rows].astype(np.int64)

@@ -23,7 +23,7 @@ IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".
 MAX_PIXELS = 178_956_970  # twice Pillow's warning threshold: where Pillow itself refuses
 
 # Only these decoders are tried: the others Pillow has are not wanted, and one of them (EPS) starts a program.
-_FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
+FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 _TOO_LARGE = f"too large: more than {MAX_PIXELS:,} pixels (possible decompression bomb)"
 _ORIENTATION_TAG = 0x0112
 _UPRIGHT = {
@@ -82,7 +82,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 def read_mask(file: str | Path) -> NDArray[np.bool_]:
     """An object mask picture as (H, W): true where a pixel or palette index is not zero; alpha is ignored."""
     try:
-        with Image.open(file, formats=_FORMATS) as image:
+        with Image.open(file, formats=FORMATS) as image:
             values = np.asarray(image)
     except Exception as error:
         raise SkipImage(os_reason(error) if isinstance(error, OSError) else _damage(error)) from None
@@ -99,7 +99,7 @@ def _opened(file: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
 
 def _decode(stream: IO[bytes], at_least: int | None) -> tuple[Image.Image, tuple[int, int]]:
     try:
-        image = Image.open(stream, formats=_FORMATS)
+        image = Image.open(stream, formats=FORMATS)
     except UnidentifiedImageError:
         raise SkipImage("empty file (0 bytes)" if _is_empty(stream) else "not an image, or damaged") from None
     with image:

@@ -1,0 +1,230 @@
+"""What the disk has about salient objects: maps kept by the key of their image, and mask pictures.
+
+Kept maps lie in shards, each one ``.npz`` with ``keys`` and ``maps`` that is written under another name and moved into
+place, so it is there whole or not at all. One lock per folder lets a single process compute; the others wait and then
+find what they wanted.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import uuid
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path, PurePosixPath
+
+import numpy as np
+from numpy.typing import NDArray
+from PIL import Image
+
+from finesight.console import console, track
+from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, os_reason, read_mask, to_rgb
+from finesight.data.sources import SUFFIX_TEXT, ImageSource
+from finesight.errors import FineSightError, SkipImage
+
+BATCH = 256  # maps in a shard: what a killed process loses at most
+_SCRATCH = ".tmp"
+_WITHOUT_ALPHA = {"LA": "L", "PA": "P", "RGBA": "RGB"}
+
+Compute = Callable[[NDArray[np.int64]], NDArray[np.uint8]]  # rows of the keys -> their maps
+Found = tuple[NDArray[np.int64], NDArray[np.uint8]]  # rows of the keys, their maps
+
+
+# --- maps that were computed --------------------------------------------------------------------------
+
+
+def kept(
+    folder: Path, keys: NDArray[np.bytes_], compute: Compute, side: int, progress: bool = True
+) -> NDArray[np.uint8]:
+    """(N, side, side): the maps of these sorted, different keys; what no shard has is computed and kept."""
+    maps = np.zeros((len(keys), side, side), np.uint8)
+    with _explained(folder):
+        missing, _ = _recall(folder, keys, maps)
+        if len(missing):
+            folder.mkdir(parents=True, exist_ok=True)
+            with _locked(folder, progress):
+                missing, damaged = _recall(folder, keys, maps)
+                _remove([*damaged, *folder.glob(f"*{_SCRATCH}")])  # under the lock, scratch has no living owner
+                _add(folder, keys, maps, missing, compute, progress)
+    return maps
+
+
+def _recall(folder: Path, keys: NDArray[np.bytes_], maps: NDArray[np.uint8]) -> tuple[NDArray[np.int64], list[Path]]:
+    """Fill in what the shards know; returns the rows they do not, and the damaged shards."""
+    unknown, damaged = np.ones(len(keys), bool), []
+    for file in sorted(folder.glob("*.npz")):
+        found = _read(file, keys, maps.shape[1:])
+        if found is None:
+            damaged.append(file)
+            continue
+        rows, theirs = found
+        maps[rows] = theirs
+        unknown[rows] = False
+    return np.flatnonzero(unknown), damaged
+
+
+def _read(file: Path, keys: NDArray[np.bytes_], shape: tuple[int, ...]) -> Found | None:
+    """What a shard has of ``keys``; None when it is damaged, which the checksums of the archive tell."""
+    try:
+        with np.load(file, allow_pickle=False) as shard:
+            theirs = shard["keys"]
+            rows = np.minimum(np.searchsorted(keys, theirs), len(keys) - 1)
+            wanted = keys[rows] == theirs
+            maps = shard["maps"][wanted] if wanted.any() else np.zeros((0, *shape), np.uint8)
+            whole = maps.shape == (wanted.sum(), *shape) and maps.dtype == np.uint8
+            return (rows[wanted], maps) if whole else None
+    except OSError:  # out of reach for now
+        return np.zeros(0, np.int64), np.zeros((0, *shape), np.uint8)
+    except Exception:  # a broken archive raises nearly anything
+        return None
+
+
+def _add(
+    folder: Path,
+    keys: NDArray[np.bytes_],
+    maps: NDArray[np.uint8],
+    missing: NDArray[np.int64],
+    compute: Compute,
+    progress: bool,
+) -> None:
+    pieces = [missing[start : start + BATCH] for start in range(0, len(missing), BATCH)]
+    for rows in track(pieces, len(pieces), "finding the salient objects", show=progress and bool(pieces)):
+        maps[rows] = compute(rows)
+        _write(folder, keys[rows], maps[rows])
+
+
+def _write(folder: Path, keys: NDArray[np.bytes_], maps: NDArray[np.uint8]) -> None:
+    name = uuid.uuid4().hex
+    scratch = folder / f"{name}{_SCRATCH}"
+    try:
+        with open(scratch, "wb") as file:
+            np.savez(file, keys=keys, maps=maps)
+            file.flush()
+            os.fsync(file.fileno())  # after a power cut a finished name must not stand for unwritten data
+        os.replace(scratch, folder / f"{name}.npz")
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def _remove(files: list[Path]) -> None:
+    for file in files:
+        with suppress(OSError):
+            file.unlink()
+
+
+@contextmanager
+def _explained(folder: Path) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise FineSightError(
+            f"the saliency cache {folder} cannot be used: {os_reason(error)}; choose another folder with --cache-dir"
+        ) from error
+
+
+@contextmanager
+def _locked(folder: Path, progress: bool) -> Iterator[None]:
+    """The kernel lets go of the lock when its owner dies, however it dies."""
+    with open(folder / "lock", "ab") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if progress:
+                console.print("Another process is finding the salient objects; waiting for it")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+# --- mask pictures ------------------------------------------------------------------------------------
+
+
+def own_masks(source: ImageSource) -> list[Path]:
+    """The mask picture of each image that the source itself names."""
+    if source.masks is None:
+        raise FineSightError(
+            f"{source.root} has no object masks of its own (boxes are none); name a folder of masks that mirrors its "
+            "images, or let the objects be detected"
+        )
+    files = [source.root / mask for mask in source.masks.tolist()]
+    if missing := [file for file in files if not file.is_file()]:
+        raise FineSightError(
+            f"{source.root} lacks {len(missing):,} of its {len(files):,} object masks, the first being {missing[0]}; "
+            "copy the data set again or name another folder of masks"
+        )
+    return files
+
+
+def mirrored_masks(source: ImageSource, folder: Path) -> list[Path]:
+    """The mask of each image: below ``folder`` at the image's path, or at that without its first folder."""
+    place = Path(os.path.abspath(folder.expanduser()))
+    if not place.is_dir():
+        raise FineSightError(f"{place} is not a folder; name the folder that holds the masks of the images")
+    listed: dict[Path, dict[str, Path]] = {}
+    masks = [_mask_file(place, _below(source.root, path), listed) for path in source.paths.tolist()]
+    found = [mask for mask in masks if mask is not None]
+    if len(found) < len(masks):
+        raise FineSightError(
+            f"{place} lacks the masks of {len(masks) - len(found):,} of {len(masks):,} images, the first being that of "
+            f"{source.paths[masks.index(None)]}; a mask has the path of its image, with or without its first folder, "
+            f"and any suffix of {SUFFIX_TEXT}"
+        )
+    for i, mask in enumerate(found):
+        if str(mask) == os.path.abspath(source.file(i)):
+            raise FineSightError(f"{mask} is an image, not its mask; name the folder that holds the masks alone")
+    return found
+
+
+def _below(root: Path, path: str) -> PurePosixPath:
+    """An image's path relative to ``root``; of one that lies elsewhere the whole path, without the leading slash."""
+    whole = os.path.abspath(root / path)
+    inside = os.path.relpath(whole, os.path.abspath(root))
+    return PurePosixPath(whole.lstrip("/") if inside.startswith("../") else inside)
+
+
+def _mask_file(folder: Path, image: PurePosixPath, listed: dict[Path, dict[str, Path]]) -> Path | None:
+    for parent in (folder.joinpath(*image.parts[start:-1]) for start in range(min(2, len(image.parts)))):
+        if parent not in listed:
+            listed[parent] = _by_stem(parent)
+        if file := listed[parent].get(image.stem):
+            return file
+    return None
+
+
+def _by_stem(folder: Path) -> dict[str, Path]:
+    """Image files by their name without suffix; of several the last one by name (a.png rather than a.jpg)."""
+    try:
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        raise FineSightError(f"{folder} cannot be read: {os_reason(error)}; check its permissions") from error
+    return {file.stem: file for file in files if file.suffix.lower() in IMAGE_SUFFIXES}
+
+
+def read_binary(file: Path) -> Image.Image:
+    """255 wherever the picture is not zero."""
+    with _usable(file):
+        return Image.fromarray(read_mask(file).astype(np.uint8) * 255)
+
+
+def read_alpha(file: Path) -> Image.Image:
+    """Grey values as alpha; palette indices and files of only 0 and 1 are labels, of which 0 is the background."""
+    with _usable(file):
+        with Image.open(file, formats=FORMATS) as opened:
+            opened.load()
+            opened.info.pop("transparency", None)
+            image = opened.convert(_WITHOUT_ALPHA.get(opened.mode, opened.mode))
+        values = np.asarray(image)
+        if image.mode == "P" or (values.dtype.kind != "f" and values.max() <= 1):
+            return read_binary(file)
+        return to_rgb(image).convert("L")
+
+
+@contextmanager
+def _usable(file: Path) -> Iterator[None]:
+    try:
+        yield
+    except Exception as error:  # Pillow's parsers raise nearly anything on bad bytes
+        reason = str(error) if isinstance(error, SkipImage) else "damaged image"
+        if isinstance(error, OSError) and error.errno is not None:
+            reason = os_reason(error)
+        raise FineSightError(f"the object mask {file} cannot be used: {reason}; replace it") from error

@@ -1,0 +1,765 @@
+"""The detector against plain loops, exact distances and real birds; its store; masks from files."""
+
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from torch import Tensor
+
+from finesight.data import saliency, saliency_store
+from finesight.data.cache import DecodedCache, open_cache
+from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.saliency import SIDE, areas, detected, masks_from, saliency_maps
+from finesight.data.sources import ImageSource, open_source
+from finesight.errors import FineSightError
+from reference import saliency as reference
+
+# --- the cues against plain loops ---------------------------------------------------------------------
+
+
+def random_images(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize(
+    ("red", "green", "blue", "lab"),
+    [
+        (1, 1, 1, (100, 0, 0)),
+        (0, 0, 0, (0, 0, 0)),
+        (1, 0, 0, (53.24, 80.09, 67.20)),
+        (0, 1, 0, (87.73, -86.18, 83.18)),
+        (0, 0, 1, (32.30, 79.19, -107.86)),
+        (0.5, 0.5, 0.5, (53.39, 0, 0)),
+        (0.01, 0.01, 0.01, (0.70, 0, 0)),
+    ],
+)
+def test_lab_of_known_colours(red: float, green: float, blue: float, lab: tuple[float, ...]) -> None:
+    found = saliency._lab(torch.tensor([red, green, blue]).view(1, 3, 1, 1)).flatten()
+    torch.testing.assert_close(found, torch.tensor(lab, dtype=torch.float32), atol=0.02, rtol=0)
+
+
+@pytest.mark.parametrize("rounds", [1, 2, 3])
+@pytest.mark.parametrize("size", [(7, 9), (9, 7), (1, 5), (2, 2), (3, 3), (12, 12)])
+def test_sweeps_against_the_loop(size: tuple[int, int], rounds: int) -> None:
+    images = random_images(2, 3, *size, seed=rounds)
+    found = saliency.barrier_distances(images, rounds)
+    assert found.shape == images.shape
+    for n, c in np.ndindex(2, 3):
+        np.testing.assert_array_equal(found[n, c].numpy(), reference.swept(images[n, c].numpy(), rounds))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_sweeps_are_never_below_the_exact_distance_and_seldom_above(seed: int) -> None:
+    image = random_images(1, 1, 7, 8, seed=seed).mul(9).round()
+    exact = reference.exact(image[0, 0].double().numpy())
+    found = saliency.barrier_distances(image)[0, 0].numpy()
+    assert (found >= exact).all()
+    assert (found == exact).mean() > 0.8
+    assert (found[[0, -1]] == 0).all()
+    assert (found[:, [0, -1]] == 0).all()
+
+
+def shapes() -> dict[str, np.ndarray]:
+    y, x = np.mgrid[:9, :10]
+    square = ((abs(y - 4) < 3) & (abs(x - 5) < 3)) * 5.0
+    eye = square - 2.0 * ((abs(y - 4) < 2) & (abs(x - 5) < 2))
+    ring = ((abs(y - 4) < 3) & (abs(x - 5) < 3)) * 5.0 - 5.0 * ((abs(y - 4) < 2) & (abs(x - 5) < 2))
+    gap = ring.copy()
+    gap[2, 5] = 0
+    return {"square": square, "eye": eye, "ring": ring, "gap": gap, "ramp": x * 1.0}
+
+
+@pytest.mark.parametrize("name", shapes())
+def test_sweeps_are_exact_on_simple_shapes(name: str) -> None:
+    image = shapes()[name]
+    found = saliency.barrier_distances(torch.from_numpy(image).float()[None, None])[0, 0]
+    np.testing.assert_array_equal(found.numpy(), reference.exact(image))
+
+
+def test_each_turn_of_a_winding_path_costs_a_sweep() -> None:
+    """Why there are several rounds, and what they still miss: the inmost turn of a spiral."""
+    image = np.full((9, 10), 6.0)
+    image[1, :9] = image[1:8, 8] = image[7, 2:9] = image[3:8, 2] = image[3, 2:7] = image[3:6, 6] = 0
+    channel, exact = torch.from_numpy(image).float()[None, None], reference.exact(image)
+    wrong = [int((saliency.barrier_distances(channel, rounds)[0, 0].numpy() != exact).sum()) for rounds in range(1, 6)]
+    assert wrong == sorted(wrong, reverse=True)
+    assert wrong[0] > wrong[2] > 0
+    assert wrong[-1] == 0
+
+
+def test_a_ring_keeps_the_border_out_and_a_gap_lets_it_in() -> None:
+    ring, gap = (torch.from_numpy(shapes()[name]).float()[None, None] for name in ("ring", "gap"))
+    assert saliency.barrier_distances(ring)[0, 0, 4, 5] == 5
+    assert saliency.barrier_distances(gap)[0, 0, 4, 5] == 0
+
+
+@pytest.mark.parametrize("size", [(7, 9), (20, 25), (3, 3)])
+def test_backgroundness_against_the_loop(size: tuple[int, int]) -> None:
+    lab = saliency._lab(random_images(3, 3, *size))
+    found = saliency.backgroundness(lab)
+    for image, map_ in zip(lab, found, strict=True):
+        expected = reference.backgroundness(image.double().numpy(), saliency._STRIP, saliency._NOTICEABLE**2)
+        np.testing.assert_allclose(map_.numpy(), expected, atol=1e-4)
+
+
+def test_a_strip_that_lies_on_the_object_does_not_count() -> None:
+    """Red cut off by the lower border: blue is near three strips, red near one, so red still stands out."""
+    image = torch.zeros(1, 3, 40, 40)
+    image[:, 2] = 0.8
+    image[:, :, 20:, 10:30] = torch.tensor([0.8, 0.1, 0.1]).view(3, 1, 1)
+    found = saliency.backgroundness(saliency._lab(image))[0]
+    assert found[25:, 15:25].min() > 2 * found[:15].max()
+
+
+@pytest.mark.parametrize("widths", [(4, 4, 4, 4), (1, 9, 2, 3), (3, 3, 0, 0), (0, 0, 5, 0), (0, 0, 0, 0)])
+@pytest.mark.parametrize("grey", [0.0, 1.0])
+def test_a_frame_is_replaced_by_the_edge_of_its_picture(widths: tuple[int, ...], grey: float) -> None:
+    """Top, bottom, left, right; the picture begins past the line where frame and picture blend."""
+    top, bottom, left, right = widths
+    lab = saliency._lab(0.3 + 0.4 * random_images(2, 3, 64, 60))
+    framed = lab.clone()
+    colour = saliency._lab(torch.full((1, 3, 1, 1), grey))[0]
+    framed[1, :, :top] = framed[1, :, 64 - bottom :] = framed[1, :, :, :left] = framed[1, :, :, 60 - right :] = colour
+    found = saliency._unframed(framed)
+    torch.testing.assert_close(found[0], lab[0])
+    rows = np.clip(np.arange(64), top + 1 if top else 0, 62 - bottom if bottom else 63)
+    columns = np.clip(np.arange(60), left + 1 if left else 0, 58 - right if right else 59)
+    torch.testing.assert_close(found[1], lab[1][:, rows][:, :, columns])
+
+
+@pytest.mark.parametrize("size", [(64, 64), (11, 64), (64, 11), (12, 13), (1, 1)])
+def test_what_is_no_frame(size: tuple[int, int]) -> None:
+    """Noise, one colour, too wide a band, and a thing close to the border on a plain ground."""
+    height, width = size
+    images = random_images(4, 3, *size)
+    images[1:] = 0.2
+    images[2, :, height // 3 :] = 0.9
+    images[3, :, 1 : height // 2, width // 4 : width // 2] = 0.9
+    lab = saliency._lab(images)
+    assert torch.equal(saliency._unframed(lab), lab)
+
+
+@pytest.mark.parametrize("scale", [1.0, 0.2])
+def test_contrast_against_the_loop(scale: float) -> None:
+    maps = random_images(4, 11, 13) ** torch.tensor([1.0, 3, 9, 0.1]).view(4, 1, 1) * scale
+    found = saliency._contrasted(maps)
+    for map_, expected in zip(found, maps, strict=True):
+        expected = reference.contrasted(expected.double().numpy(), saliency._SLOPE)
+        np.testing.assert_allclose(map_.numpy(), expected, atol=1e-5)
+
+
+# --- whole maps ---------------------------------------------------------------------------------------
+
+
+def disc(radius: float, y: float = 30, x: float = 34) -> Tensor:
+    rows, columns = torch.meshgrid(torch.arange(64), torch.arange(64), indexing="ij")
+    return (rows - y) ** 2 + (columns - x) ** 2 < radius**2
+
+
+@pytest.mark.parametrize("radius", [6, 8, 14, 20])
+@pytest.mark.parametrize(("inside", "outside"), [(0.85, 0.35), (0.1, 0.6)])
+def test_a_disc_on_a_noisy_background(radius: int, inside: float, outside: float) -> None:
+    where = disc(radius)
+    noise = 0.08 * torch.randn(4, 3, 64, 64, generator=torch.Generator().manual_seed(0))
+    images = (torch.where(where, inside, outside) + noise).clamp(0, 1)
+    for found in saliency_maps(images):
+        assert found[where].mean() > 0.6
+        assert found[~where].mean() < 0.25
+
+
+def test_a_disc_away_from_the_middle() -> None:
+    where = disc(9, 18, 46)
+    images = torch.where(where, torch.tensor([0.9, 0.2, 0.1]).view(3, 1, 1), torch.full((3, 1, 1), 0.4))[None]
+    found = saliency_maps(images)[0]
+    assert found[where].mean() > 0.8
+    assert found[~where].mean() < 0.1
+
+
+@pytest.mark.parametrize("width", [1, 3, 7])
+def test_a_framed_picture_is_no_object(width: int) -> None:
+    where = disc(12)
+    images = torch.where(where, 0.85, 0.35).expand(1, 3, 64, 64).clone()
+    plain = saliency_maps(images)
+    for lines in (slice(0, width), slice(64 - width, 64)):
+        images[:, :, lines] = images[:, :, :, lines] = 1
+    torch.testing.assert_close(saliency_maps(images), plain, atol=0.01, rtol=0)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, 0.3, 0.7231])
+@pytest.mark.parametrize("size", [(64, 64), (5, 8), (1, 1), (2, 3)])
+def test_a_constant_image_has_nothing_salient(value: float, size: tuple[int, int]) -> None:
+    found = saliency_maps(torch.full((2, 3, *size), value))
+    assert found.shape == (2, *size)
+    assert not found.any()
+
+
+def test_differences_nobody_sees_are_none() -> None:
+    assert not saliency_maps(0.5 + 0.001 * random_images(1, 3, 64, 64)).any()
+
+
+@pytest.mark.parametrize("at", [(32, 32), (0, 0), (0, 40), (63, 63), (10, 50)])
+def test_one_bright_pixel(at: tuple[int, int]) -> None:
+    image = torch.zeros(1, 3, 64, 64)
+    image[:, :, at[0], at[1]] = 1
+    found = saliency_maps(image)[0]
+    assert found.isfinite().all()
+    assert found.min() == 0
+    assert found.max() == pytest.approx(1, abs=1e-5)
+    assert found.mean() < 0.1
+    assert found[at] == found.max()
+    assert found[~disc(5, *at)].max() < 0.05
+
+
+@pytest.mark.parametrize("size", [(64, 64), (1, 1), (1, 9), (9, 1), (2, 2), (7, 9), (100, 40)])
+@pytest.mark.parametrize("count", [0, 1, 3])
+def test_any_size_and_number(size: tuple[int, int], count: int) -> None:
+    images = random_images(count, 3, *size)
+    before = images.clone()
+    found = saliency_maps(images)
+    assert found.shape == (count, *size)
+    assert found.dtype == torch.float32
+    assert found.isfinite().all()
+    assert ((found >= 0) & (found <= 1)).all()
+    assert torch.equal(images, before)
+
+
+@pytest.mark.parametrize("extreme", [(0.0, 1.0), (0.0, 1e-6), (0.999999, 1.0)])
+def test_never_nan(extreme: tuple[float, float]) -> None:
+    for density in (0.001, 0.1, 0.5, 0.999):
+        low, high = extreme
+        images = torch.where(random_images(4, 1, 64, 64) < density, high, low).expand(4, 3, 64, 64)
+        assert saliency_maps(images).isfinite().all()
+
+
+def test_a_map_does_not_depend_on_its_batch() -> None:
+    images = random_images(saliency._CHUNK + 3, 3, 16, 16)
+    images[1] = 0
+    images[2, 0] = 1
+    together = saliency_maps(images)
+    for i in (0, 1, 2, 5, len(images) - 1):
+        torch.testing.assert_close(saliency_maps(images[i : i + 1])[0], together[i], atol=1e-5, rtol=0)
+    torch.testing.assert_close(saliency_maps(images.flip(0)).flip(0), together, atol=1e-5, rtol=0)
+
+
+def test_a_turned_image_has_the_turned_map() -> None:
+    """Up to the order of the sweeps, which may end in another path; smooth pictures show it least."""
+    image = torch.nn.functional.interpolate(random_images(1, 3, 5, 5), size=64, mode="bicubic").clamp(0, 1)
+    found = saliency_maps(image)
+    assert (saliency_maps(image.flip(3)).flip(2) - found).abs().mean() < 0.02
+    assert (saliency_maps(image.transpose(2, 3)).transpose(1, 2) - found).abs().mean() < 0.02
+
+
+# --- the store ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def folder(tmp_path: Path, picture: Callable[..., Path]) -> Path:
+    for i, size in enumerate([(40, 30), (30, 40), (64, 64), (200, 50), (10, 90)]):
+        picture(f"images/{i}.png", size, seed=i)
+    return tmp_path / "images"
+
+
+@pytest.fixture
+def opened(folder: Path, tmp_path: Path) -> Callable[..., DecodedCache]:
+    def open_it(source: ImageSource | None = None, side: int = 32) -> DecodedCache:
+        chosen = open_source(folder) if source is None else source
+        return open_cache(chosen, side, cache_dir=tmp_path / "cache", progress=False)
+
+    return open_it
+
+
+@pytest.fixture
+def find(tmp_path: Path, opened) -> Callable[..., np.ndarray]:
+    """find(source or nothing): the detected maps, quiet, kept in tmp_path/cache."""
+    return lambda *source: detected(opened(*source), cache_dir=tmp_path / "cache", progress=False)
+
+
+@pytest.fixture
+def computed(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The number of images in each call of the detector."""
+    counts: list[int] = []
+    real = saliency.saliency_maps
+
+    def counted(images: Tensor) -> Tensor:
+        counts.append(len(images))
+        return real(images)
+
+    monkeypatch.setattr(saliency, "saliency_maps", counted)
+    return counts
+
+
+def shards(tmp_path: Path) -> list[Path]:
+    return sorted((tmp_path / "cache" / f"v{saliency.VERSION}-saliency{SIDE}").glob("*.npz"))
+
+
+def test_maps_of_the_cached_images(find, opened, computed: list[int]) -> None:
+    found = find()
+    assert found.shape == (5, SIDE, SIDE)
+    assert found.dtype == np.uint8
+    assert computed == [5]
+    cache = opened()
+    for i in range(5):
+        square = np.asarray(Image.fromarray(cache.image(i)).resize((SIDE, SIDE), Image.Resampling.BILINEAR))
+        expected = saliency_maps(torch.from_numpy(square.transpose(2, 0, 1) / np.float32(255))[None])[0]
+        np.testing.assert_allclose(found[i], expected.numpy() * 255, atol=0.51)
+
+
+def test_nothing_is_computed_twice(find, folder: Path, computed: list[int]) -> None:
+    first = find()
+    np.testing.assert_array_equal(find(), first)
+    source = open_source(folder)
+    np.testing.assert_array_equal(find(source.select([4, 1, 4])), first[[4, 1, 4]])
+    assert computed == [5]
+
+
+def test_an_image_listed_twice_is_computed_once(find, folder: Path, computed: list[int]) -> None:
+    found = find(open_source(folder).select([3, 0, 3, 3]))
+    assert computed == [2]
+    np.testing.assert_array_equal(found[[0, 2]], found[[3, 3]])
+    np.testing.assert_array_equal(find()[[3, 0]], found[:2])
+
+
+def test_only_what_is_new_is_computed(find, folder: Path, picture, computed: list[int], tmp_path: Path) -> None:
+    before = find()
+    picture("images/00.png", seed=50)
+    picture("images/9.png", seed=51)
+    grown = find()
+    assert computed == [5, 2]
+    assert len(shards(tmp_path)) == 2
+    np.testing.assert_array_equal(np.delete(grown, [1, 6], axis=0), before)
+    os.utime(folder / "2.png")  # changed, as far as anybody can tell
+    np.testing.assert_array_equal(find(), grown)
+    assert computed == [5, 2, 1]
+    (folder / "0.png").unlink()
+    np.testing.assert_array_equal(find(), grown[1:])
+    assert computed == [5, 2, 1]
+
+
+def test_another_version_reads_nothing_of_this(find, computed: list[int], monkeypatch, tmp_path: Path) -> None:
+    find()
+    monkeypatch.setattr(saliency, "VERSION", saliency.VERSION + 1)
+    find()
+    assert computed == [5, 5]
+    assert len(list((tmp_path / "cache").glob(f"v*-saliency{SIDE}"))) == 2
+
+
+def test_many_batches(find, computed: list[int], monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(saliency_store, "BATCH", 2)
+    pieces = find()
+    assert computed == [2, 2, 1]
+    assert len(shards(tmp_path)) == 3
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.undo()
+    np.testing.assert_allclose(find().astype(int), pieces, atol=1)
+
+
+def damage(file: Path, how: str) -> None:
+    data = file.read_bytes()
+    with np.load(file) as shard:
+        keys, maps = shard["keys"], shard["maps"]
+    if how == "cut":
+        file.write_bytes(data[: len(data) // 2])
+    elif how == "empty":
+        file.write_bytes(b"")
+    elif how == "text":
+        file.write_text("no archive at all")
+    elif how == "bit":
+        middle = len(data) // 2
+        file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
+    elif how == "other names":
+        np.savez(file, other=keys)
+    elif how == "other size":
+        np.savez(file, keys=keys, maps=maps[:, :5])
+    elif how == "other type":
+        np.savez(file, keys=keys, maps=maps.astype(np.float32))
+    elif how == "too few":
+        np.savez(file, keys=keys, maps=maps[1:])
+    elif how == "one array":
+        with open(file, "wb") as stream:
+            np.save(stream, maps)
+
+
+@pytest.mark.parametrize(
+    "how", ["cut", "empty", "text", "bit", "other names", "other size", "other type", "too few", "one array"]
+)
+def test_a_damaged_shard_is_computed_again(find, picture, computed: list[int], tmp_path: Path, how: str) -> None:
+    find()
+    (broken,) = shards(tmp_path)
+    picture("images/9.png", seed=51)
+    before = find()
+    damage(broken, how)
+    np.testing.assert_array_equal(find(), before)
+    np.testing.assert_array_equal(find(), before)
+    assert computed == [5, 1, 5]
+    assert not broken.exists()
+    assert len(shards(tmp_path)) == 2
+
+
+def test_any_flipped_byte_is_harmless(find, tmp_path: Path, monkeypatch) -> None:
+    """The archive's parser is fed bytes it never wrote: wrong maps and escaping errors are both failures."""
+    before = find()
+    (file,) = shards(tmp_path)
+    data = file.read_bytes()
+    rng = np.random.default_rng(0)
+    ends = [*range(120), *range(len(data) - 250, len(data))]  # where the headers are
+    for at in [*rng.choice(ends, 32, replace=False), *rng.integers(0, len(data), 8)]:
+        for old in shards(tmp_path):
+            old.unlink()
+        file.write_bytes(data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :])
+        np.testing.assert_array_equal(find(), before)
+
+
+def test_scratch_of_a_killed_process_is_removed(find, computed: list[int], tmp_path: Path) -> None:
+    place = tmp_path / "cache" / f"v{saliency.VERSION}-saliency{SIDE}"
+    place.mkdir(parents=True)
+    (place / "abc.tmp").write_bytes(b"half")
+    find()
+    assert sorted(p.suffix for p in place.iterdir()) == ["", ".npz"]
+
+
+def test_an_interruption_keeps_what_was_done(find, monkeypatch, tmp_path: Path) -> None:
+    monkeypatch.setattr(saliency_store, "BATCH", 2)
+    real, calls = saliency.saliency_maps, []
+
+    def stopped(images: Tensor) -> Tensor:
+        calls.append(len(images))
+        if len(calls) == 2:
+            raise KeyboardInterrupt
+        return real(images)
+
+    monkeypatch.setattr(saliency, "saliency_maps", stopped)
+    with pytest.raises(KeyboardInterrupt):
+        find()
+    assert len(shards(tmp_path)) == 1
+    find()
+    assert calls == [2, 2, 2, 1]
+
+
+def test_reading_needs_no_right_to_write(find, tmp_path: Path, no_access) -> None:
+    find()
+    with no_access(tmp_path / "cache" / f"v{saliency.VERSION}-saliency{SIDE}" / "lock"):
+        find()
+
+
+def test_a_folder_that_cannot_be_used(opened, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("a file")
+    with pytest.raises(FineSightError, match="cannot be used: not a directory; choose another folder with --cache-dir"):
+        detected(opened(), cache_dir=tmp_path / "file", progress=False)
+
+
+def test_the_default_folder(opened, tmp_path: Path, monkeypatch) -> None:
+    cache = opened()
+    monkeypatch.setenv("FINESIGHT_CACHE", str(tmp_path / "own"))
+    detected(cache, progress=False)
+    assert len(list((tmp_path / "own" / f"v{saliency.VERSION}-saliency{SIDE}").glob("*.npz"))) == 1
+
+
+BOTH = """
+import sys, time
+from pathlib import Path
+from finesight.data import saliency, saliency_store
+from finesight.data.cache import open_cache
+from finesight.data.sources import open_source
+folder, place = sys.argv[1:]
+cache = open_cache(open_source(folder), 32, cache_dir=Path(place), progress=False)
+saliency_store.BATCH, real, counts = 2, saliency.saliency_maps, []
+def slow(images):
+    counts.append(len(images))
+    time.sleep(0.1)
+    return real(images)
+saliency.saliency_maps = slow
+print("ready", flush=True)
+sys.stdin.readline()
+maps = saliency.detected(cache, cache_dir=Path(place))
+print(sum(counts), int(maps.astype(int).sum()), flush=True)
+"""
+
+
+def test_two_processes_at_once(folder: Path, find, opened, tmp_path: Path) -> None:
+    """One computes, the other waits for it; both have everything and nothing is computed twice."""
+    opened()
+    command, pipe = [sys.executable, "-c", BOTH, str(folder), str(tmp_path / "cache")], subprocess.PIPE
+    both = [subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=pipe, text=True) for _ in range(2)]
+    for process in both:
+        assert process.stdout.readline() == "ready\n"
+    for process in both:
+        process.stdin.write("\n")
+        process.stdin.flush()
+    results = [process.communicate(timeout=60) for process in both]
+    assert [process.returncode for process in both] == [0, 0], results
+    expected = int(find().astype(int).sum())
+    assert sorted(out.split()[0] for out, _ in results) == ["0", "5"], results
+    assert {int(out.split()[1]) for out, _ in results} == {expected}
+    assert sorted("waiting for it" in err for _, err in results) == [False, True]
+    assert len(shards(tmp_path)) == 3
+
+
+# --- masks from files ---------------------------------------------------------------------------------
+
+
+def blob(width: int, height: int, zoom: int = 1) -> np.ndarray:
+    """A disc off the middle with a soft edge, 0 to 255."""
+    y, x = (np.mgrid[: height * zoom, : width * zoom] + 0.5) / zoom
+    distance = np.hypot(x - width / 2 - 6, y - height / 2 + 6)
+    return np.clip(255 * (20 - distance) / 8, 0, 255).astype(np.uint8)
+
+
+def save(file: Path, values: np.ndarray, mode: str | None = None) -> Path:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    image = Image.fromarray(values)
+    (image if mode is None else image.convert(mode)).save(file)
+    return file
+
+
+@pytest.fixture
+def birds_like_cub(tmp_path: Path) -> ImageSource:
+    """images/<class>/<name>.jpg: one plain, one standing, two panoramas."""
+    names, sizes = ("001.Owl/a.jpg", "001.Owl/b.c.jpg", "002.Wren/d.jpg", "002.Wren/e.jpg"), SIZES
+    for name, size in zip(names, sizes, strict=True):
+        save(tmp_path / "images" / name, blob(*size), "RGB")
+    return ImageSource(tmp_path, "folder", np.array([f"images/{name}" for name in names]))
+
+
+SIZES = ((120, 90), (60, 100), (400, 60), (50, 300))
+
+
+def write_masks(folder: Path, source: ImageSource, suffix: str = ".png", zoom: int = 1, strip: str = "images/") -> None:
+    for path, size in zip(source.paths.tolist(), SIZES, strict=True):
+        save((folder / path.removeprefix(strip)).with_suffix(suffix), blob(*size, zoom))
+
+
+def squares(cache: DecodedCache) -> np.ndarray:
+    """The images themselves, grey: what their masks must look like here."""
+    return (saliency._squares(cache, np.arange(len(cache))).mean(1) * 255).numpy()
+
+
+@pytest.mark.parametrize("strip", ["images/", ""])
+@pytest.mark.parametrize(("suffix", "zoom"), [(".png", 1), (".jpg", 1), (".PNG", 2), (".bmp", 1), (".tif", 3)])
+def test_a_folder_of_masks(birds_like_cub, opened, tmp_path: Path, strip: str, suffix: str, zoom: int) -> None:
+    """Each mask shows what its image shows, soft edge and crop of the panoramas included."""
+    write_masks(tmp_path / "masks", birds_like_cub, suffix, zoom, strip)
+    cache = opened(birds_like_cub)
+    found = masks_from(cache, tmp_path / "masks")
+    assert found.shape == (4, SIDE, SIDE)
+    assert found.dtype == np.uint8
+    difference = np.abs(found.astype(float) - squares(cache))
+    assert difference.mean() < 2.5
+    assert difference.max() < 40
+    assert ((found > 60) & (found < 200)).mean() > 0.01
+    assert found.max() > 240
+
+
+def test_the_full_path_is_preferred(birds_like_cub, opened, tmp_path: Path) -> None:
+    write_masks(tmp_path / "masks", birds_like_cub, strip="")
+    save(tmp_path / "masks/001.Owl/a.png", np.full((90, 120), 200, np.uint8))
+    assert masks_from(opened(birds_like_cub), tmp_path / "masks").min() == 0
+    (tmp_path / "masks/images/001.Owl/a.png").unlink()
+    assert (masks_from(opened(birds_like_cub), tmp_path / "masks")[0] == 200).all()
+
+
+def test_a_flat_folder(folder: Path, opened, tmp_path: Path) -> None:
+    for i in range(5):
+        save(tmp_path / "masks" / f"{i}.png", np.full((8, 8), 50 * i + 3, np.uint8))
+    found = masks_from(opened(), tmp_path / "masks")
+    assert [np.unique(m).tolist() for m in found] == [[50 * i + 3] for i in range(5)]
+
+
+def test_images_elsewhere(folder: Path, opened, tmp_path: Path) -> None:
+    """A list may name images by their whole path: their masks lie below it, without the slash."""
+    (tmp_path / "lists").mkdir()
+    (tmp_path / "lists/list.txt").write_text(f"{folder}/0.png\n../images/1.png\n")
+    source = open_source(tmp_path / "lists/list.txt")
+    for i in range(2):
+        save(tmp_path / "masks" / str(folder).lstrip("/") / f"{i}.png", np.full((8, 8), 100 + i, np.uint8))
+    found = masks_from(opened(source), tmp_path / "masks")
+    assert [np.unique(m).tolist() for m in found] == [[100], [101]]
+
+
+def left_half() -> np.ndarray:
+    return np.repeat(np.array([[1, 0]], np.uint8), 32, axis=1).repeat(48, axis=0)  # (48, 64)
+
+
+def palette(values: np.ndarray) -> Image.Image:
+    image = Image.fromarray(values).convert("P")
+    image.putdata(values.flatten().tolist())
+    image.putpalette([255, 255, 255, 10, 0, 0])  # index 0 may well be white
+    return image
+
+
+@pytest.mark.parametrize(
+    ("kind", "alpha"),
+    [("labels", 255), ("bits", 255), ("palette", 255), ("soft", 51), ("la", 51), ("rgba", 51), ("rgb", 51), ("16", 51)],
+)
+def test_kinds_of_mask_files(opened, tmp_path: Path, picture, kind: str, alpha: int) -> None:
+    picture("one/a.png", (64, 48))
+    half = left_half()
+    see_through = np.zeros_like(half)  # alpha is of no meaning in a mask
+    images = {
+        "labels": Image.fromarray(half),
+        "bits": Image.fromarray(half * 255).convert("1"),
+        "palette": palette(half),
+        "soft": Image.fromarray(half * 51),
+        "la": Image.merge("LA", [Image.fromarray(half * 51), Image.fromarray(see_through)]),
+        "rgb": Image.fromarray(half * 51).convert("RGB"),
+        "rgba": Image.merge("RGBA", [Image.fromarray(b) for b in (half * 51, half * 51, half * 51, see_through)]),
+        "16": Image.fromarray(half.astype(np.uint16) * 51 * 257),
+    }
+    (tmp_path / "masks").mkdir()
+    images[kind].save(tmp_path / "masks/a.png")
+    (found,) = masks_from(opened(open_source(tmp_path / "one")), tmp_path / "masks")
+    assert (found[:, : SIDE // 2 - 1] == alpha).all()
+    assert (found[:, SIDE // 2 + 1 :] == 0).all()
+
+
+def test_the_sources_own_masks(birds: Path, opened) -> None:
+    cache = opened(open_source(birds))
+    found = masks_from(cache, None)
+    assert found.shape == (len(cache), SIDE, SIDE)
+    for i in range(0, len(cache), 7):
+        mask = Image.fromarray(cache.mask(i)).resize((SIDE, SIDE), Image.Resampling.NEAREST)
+        both, either = (np.asarray(mask) & (found[i] > 127)).sum(), (np.asarray(mask) | (found[i] > 127)).sum()
+        assert both / either > 0.85
+    same = masks_from(cache, birds / "masks")  # the drawn masks also mirror their images
+    np.testing.assert_array_equal(same, found)
+
+
+def test_own_masks_are_object_wherever_they_are_not_zero(folder: Path, opened, tmp_path: Path) -> None:
+    save(tmp_path / "m.png", left_half() * 7)
+    cache = opened(ImageSource(folder, "folder", np.array(["0.png"]), masks=np.array(["../m.png"])))
+    assert set(np.unique(masks_from(cache, None))[[0, -1]]) == {0, 255}
+
+
+def test_no_masks_of_its_own(folder: Path, opened) -> None:
+    expected = r"has no object masks of its own \(boxes are none\); name a folder of masks that mirrors its images"
+    with pytest.raises(FineSightError, match=expected):
+        masks_from(opened(), None)
+    paths = open_source(folder).paths
+    with pytest.raises(FineSightError, match=expected):
+        masks_from(opened(ImageSource(folder, "folder", paths, boxes=np.ones((5, 4), np.float32))), None)
+
+
+def test_missing_own_masks_are_counted(folder: Path, opened, tmp_path: Path) -> None:
+    save(folder / "there.png", left_half())
+    paths = open_source(folder).paths[:4]
+    masks = np.array(["there.png", "gone/x.png", "there.png", "gone/y.png"])
+    cache = opened(ImageSource(folder, "folder", paths, masks=masks))
+    with pytest.raises(FineSightError, match=r"lacks 2 of its 4 object masks, the first being .*gone/x.png; copy"):
+        masks_from(cache, None)
+
+
+def test_missing_masks_of_a_folder_are_counted(birds_like_cub, opened, tmp_path: Path) -> None:
+    write_masks(tmp_path / "masks", birds_like_cub)
+    (tmp_path / "masks/002.Wren/d.png").rename(tmp_path / "masks/002.Wren/d.txt")
+    (tmp_path / "masks/002.Wren/e.png").unlink()
+    with pytest.raises(FineSightError) as caught:
+        masks_from(opened(birds_like_cub), tmp_path / "masks")
+    assert str(caught.value) == (
+        f"{tmp_path / 'masks'} lacks the masks of 2 of 4 images, the first being that of images/002.Wren/d.jpg; a mask "
+        "has the path of its image, with or without its first folder, and any suffix of .bmp .gif .jpe .jpeg .jpg .png "
+        ".tif .tiff .webp"
+    )
+
+
+def test_no_folder_of_masks(opened, tmp_path: Path) -> None:
+    with pytest.raises(FineSightError, match="nowhere is not a folder; name the folder that holds the masks"):
+        masks_from(opened(), tmp_path / "nowhere")
+
+
+def test_a_forbidden_folder_of_masks(birds_like_cub, opened, tmp_path: Path, no_access) -> None:
+    write_masks(tmp_path / "masks", birds_like_cub)
+    cache = opened(birds_like_cub)
+    with (
+        no_access(tmp_path / "masks/001.Owl"),
+        pytest.raises(FineSightError, match=r"001.Owl cannot be read: permission denied; check its permissions"),
+    ):
+        masks_from(cache, tmp_path / "masks")
+
+
+def test_the_images_are_not_their_masks(birds_like_cub, opened, tmp_path: Path) -> None:
+    cache = opened(birds_like_cub)
+    for place in (tmp_path, tmp_path / "images"):
+        with pytest.raises(FineSightError, match=r"images/001.Owl/a.jpg is an image, not its mask"):
+            masks_from(cache, place)
+
+
+@pytest.mark.parametrize("content", [b"", b"text", b"\x89PNG\r\n\x1a\n and then nothing of use"])
+def test_a_damaged_mask_is_named(birds_like_cub, opened, tmp_path: Path, content: bytes) -> None:
+    write_masks(tmp_path / "masks", birds_like_cub)
+    (tmp_path / "masks/001.Owl/b.c.png").write_bytes(content)
+    with pytest.raises(FineSightError, match=r"object mask .*001.Owl/b.c.png cannot be used: .*damaged.*; replace it"):
+        masks_from(opened(birds_like_cub), tmp_path / "masks")
+
+
+def test_areas() -> None:
+    maps = np.zeros((4, SIDE, SIDE), np.uint8)
+    maps[1] = 255
+    maps[2, : SIDE // 2] = 255
+    maps[3] = 51
+    found = areas(maps)
+    assert found.dtype == np.float32
+    np.testing.assert_allclose(found, [0, 1, 0.5, 0.2], atol=1e-6)
+    assert areas(maps[:0]).shape == (0,)
+
+
+# --- real and drawn birds -----------------------------------------------------------------------------
+
+
+def object_squares(cache: DecodedCache) -> np.ndarray:
+    """(N, SIDE, SIDE): the annotated mask or box, where the detector is to be right."""
+    masks = [Image.fromarray(cache.mask(i)).resize((SIDE, SIDE), Image.Resampling.NEAREST) for i in range(len(cache))]
+    return np.stack([np.asarray(mask) for mask in masks])
+
+
+def ratio_and_auc(maps: np.ndarray, objects: np.ndarray) -> tuple[float, float]:
+    """Mean inside over mean outside, and the mean AUC of object against the rest, of images that have both."""
+    pairs = [(m / 255, o) for m, o in zip(maps, objects, strict=True) if 0 < o.mean() < 1]
+    inside, outside = np.mean([m[o].mean() for m, o in pairs]), np.mean([m[~o].mean() for m, o in pairs])
+    return float(inside / outside), float(np.mean([reference.auc(m, o, ~o) for m, o in pairs]))
+
+
+def part_squares(cache: DecodedCache, i: int) -> np.ndarray:
+    """(SIDE, SIDE): true at the visible parts of the bird."""
+    assert cache.source.parts is not None
+    parts = cache.source.parts[i]
+    at = cache.geometry(i).points(parts[parts[:, 2] > 0, :2]) / cache.sizes[i][::-1] * SIDE
+    columns, rows = np.clip(at.astype(int), 0, SIDE - 1).T
+    result = np.zeros((SIDE, SIDE), bool)
+    result[rows, columns] = True
+    return result
+
+
+def test_real_birds(cub_root: Path, tmp_path: Path) -> None:
+    """Boxes hold much background, and a blob in the middle does well on them: parts are the sharper test."""
+    source = open_source(cub_root)
+    cache = open_cache(source.select(np.arange(0, len(source), 58)[:200]), SIDE, cache_dir=tmp_path, progress=False)
+    maps, boxes = detected(cache, cache_dir=tmp_path, progress=False), object_squares(cache)
+    ratio, auc = ratio_and_auc(maps, boxes)
+    chosen = [i for i in range(len(cache)) if 0 < boxes[i].mean() < 1]
+    middle = saliency._centred(torch.ones(1, SIDE, SIDE))[0].numpy()
+    parts, blob_parts = (
+        float(np.mean([reference.auc(of(i), part_squares(cache, i), ~boxes[i]) for i in chosen]))
+        for of in (lambda i: maps[i], lambda i: middle)
+    )
+    print(f"\nCUB: ratio {ratio:.2f}, AUC of boxes {auc:.3f}, of parts {parts:.3f}; a blob's {blob_parts:.3f}")
+    assert ratio > 4
+    assert auc > 0.85
+    assert parts > 0.955
+    assert parts > blob_parts + 0.01
+    assert 0.1 < areas(maps).mean() < 0.4
+
+
+def test_drawn_birds(tmp_path: Path) -> None:
+    """They are drawn to hide among leaves in their own colours, so less is asked."""
+    make_lookalikes(tmp_path / "drawn", LookalikesConfig(species=10, train_per_species=3, test_per_species=3))
+    cache = open_cache(open_source(tmp_path / "drawn"), 74, cache_dir=tmp_path, progress=False)
+    ratio, auc = ratio_and_auc(detected(cache, cache_dir=tmp_path, progress=False), object_squares(cache))
+    print(f"\ndrawn: ratio {ratio:.2f}, AUC {auc:.3f}")
+    assert ratio > 2.5
+    assert auc > 0.83
