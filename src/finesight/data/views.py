@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Self
 
@@ -28,6 +28,8 @@ from finesight.data.color import (
     solarise,
     to_grey,
 )
+from finesight.data.focus import NO_BOX, focused_corners
+from finesight.data.rows import Rows
 
 __all__ = [
     "IMAGENET_MEAN",
@@ -109,11 +111,16 @@ class ViewConfig(BaseModel):
     local_resolution: Annotated[int, Field(ge=2)] | None = None  # None: three sevenths, as 96 of 224 px
     local_scale: UnitRange = (0.05, 0.14)
     local_blur: Probability | None = None
+    paste: Probability = 0.0  # the object on another background: needs to know where it is (``saliency``)
+    second_paste: Probability | None = None
+    backdrops: tuple[Strength, Strength, Strength] = (1.0, 0.0, 0.0)  # shares: other images, grey levels, textures
 
     @model_validator(mode="after")
-    def _local_views_are_smaller(self) -> Self:
+    def _can_be_made(self) -> Self:
         if self.local_crops and self.local_side > self.resolution:
             raise ValueError(f"local crops of {self.local_side} px are larger than the views of {self.resolution} px")
+        if not any(self.backdrops):
+            raise ValueError("backdrops must have a share above zero")
         return self
 
     @property
@@ -124,15 +131,20 @@ class ViewConfig(BaseModel):
         """How each view of an image is made: two large ones, then the local crops."""
         plain = self.model_copy(
             update={
-                **dict.fromkeys(("second_blur", "second_solarise", "local_resolution", "local_blur")),
+                **dict.fromkeys(("second_blur", "second_solarise", "second_paste", "local_resolution", "local_blur")),
                 "local_crops": 0,
             }
         )
-        second = {"blur": self.second_blur, "solarise": self.second_solarise}
+        second = {"blur": self.second_blur, "solarise": self.second_solarise, "paste": self.second_paste}
         local = {"resolution": self.local_side, "scale": self.local_scale, "blur": self.local_blur}
         small = plain.model_copy(update={name: value for name, value in local.items() if value is not None})
         other = plain.model_copy(update={name: value for name, value in second.items() if value is not None})
         return [plain, other, *[small] * self.local_crops]
+
+    @property
+    def pastes(self) -> bool:
+        """Whether any view is pasted on another background."""
+        return max(self.paste, self.second_paste or 0.0) > 0
 
     @property
     def blur_kernel(self) -> int:
@@ -142,7 +154,7 @@ class ViewConfig(BaseModel):
 
 
 @dataclass(frozen=True)
-class ViewParams:
+class ViewParams(Rows):
     """Everything random about N views, one row each."""
 
     crop: Tensor  # (N, 4) int64: top, left, height, width
@@ -155,18 +167,14 @@ class ViewParams:
     sigma: Tensor  # (N,) float32, in pixels of the view
     solarise: Tensor  # (N,) bool
 
-    def __len__(self) -> int:
-        return len(self.crop)
 
-    def __getitem__(self, rows: slice | Tensor) -> Self:
-        return type(self)(*(getattr(self, field.name)[rows] for field in fields(self)))
+def sample_params(
+    config: ViewConfig, sizes: Tensor, generator: torch.Generator, boxes: Tensor | None = None, beta: float = 1.0
+) -> ViewParams:
+    """Draw one view of each image; ``sizes`` (N, 2) as (height, width), the generator on the CPU.
 
-    def to(self, device: torch.device | str) -> Self:
-        return type(self)(*(getattr(self, field.name).to(device) for field in fields(self)))
-
-
-def sample_params(config: ViewConfig, sizes: Tensor, generator: torch.Generator) -> ViewParams:
-    """Draw one view of each image; ``sizes`` (N, 2) as (height, width), the generator on the CPU."""
+    ``boxes`` (N, 4), as shares of the images, are where crops are drawn (see ``data.focus``).
+    """
     count = len(sizes)
 
     def uniform(low: float, high: float) -> Tensor:
@@ -179,7 +187,7 @@ def sample_params(config: ViewConfig, sizes: Tensor, generator: torch.Generator)
     factors = [uniform(max(0.0, 1 - strength), 1 + strength) for strength in strengths]
     factors.append(uniform(-config.hue, config.hue))
     return ViewParams(
-        crop=_sample_crops(config, sizes.cpu(), generator),
+        crop=_sample_crops(config, sizes.cpu(), generator, None if boxes is None else boxes.cpu(), beta),
         flip=happens(config.flip),
         jitter=happens(config.jitter),
         order=torch.rand(count, 4, generator=generator, dtype=torch.float64).argsort(dim=1),
@@ -191,8 +199,13 @@ def sample_params(config: ViewConfig, sizes: Tensor, generator: torch.Generator)
     )
 
 
-def _sample_crops(config: ViewConfig, sizes: Tensor, generator: torch.Generator) -> Tensor:
-    """torchvision's RandomResizedCrop: the first of ten tries that fits, else the largest centred crop."""
+def _sample_crops(
+    config: ViewConfig, sizes: Tensor, generator: torch.Generator, boxes: Tensor | None, beta: float
+) -> Tensor:
+    """torchvision's RandomResizedCrop: the first of ten tries that fits, else the largest centred crop.
+
+    Where a box is known, a crop of that size about a point of the box.
+    """
     height, width = sizes.double()[:, :, None].unbind(1)  # (N, 1) each
     draws = torch.rand(2, len(sizes), _CROP_TRIES, generator=generator, dtype=torch.float64)
     area = height * width * (config.scale[0] + (config.scale[1] - config.scale[0]) * draws[0])
@@ -207,18 +220,26 @@ def _sample_crops(config: ViewConfig, sizes: Tensor, generator: torch.Generator)
     crop = torch.cat([tried_h.gather(1, first), tried_w.gather(1, first)], dim=1)  # (N, 2)
     room = torch.cat([height, width], dim=1) - crop
     random = (torch.rand(crop.shape, generator=generator, dtype=torch.float64) * (room + 1)).floor()
+    if boxes is not None:
+        focused = focused_corners(boxes, sizes.double(), crop, beta, generator).round()
+        random = torch.where(boxes[:, :1] == NO_BOX, random, focused)
     corner = torch.where(first == _CROP_TRIES, (room / 2).floor(), random)
     return torch.cat([corner, crop], dim=1).long()
 
 
-def apply_views(config: ViewConfig, canvas: Tensor, params: ViewParams) -> Tensor:
+def apply_views(
+    config: ViewConfig, canvas: Tensor, params: ViewParams, compose: Callable[[Tensor], Tensor] | None = None
+) -> Tensor:
     """uint8 (N, 3, H, W) -> normalised float32 (N, 3, R, R), each operation on the images it was drawn for.
 
-    The padding of the canvas lies outside every crop, so the sizes of the images are not needed here.
+    The padding of the canvas lies outside every crop, so the sizes of the images are not needed here. ``compose`` may
+    change the cropped images, in [0, 1], before their colours are changed.
     """
     drawn = params.to("cpu")  # which images an operation touches is decided without waiting for the device
     params = params.to(canvas.device)
     images = crop_resize_flip(canvas, params.crop, params.flip, config.resolution)
+    if compose is not None:
+        images = compose(images)
     neutral = torch.tensor([1.0, 1.0, 1.0, 0.0])
     for position in range(4):
         for kind, adjust in enumerate(_JITTER):

@@ -22,7 +22,9 @@ def momentum_twin(module: Network) -> Network:
 @torch.no_grad()
 def follow(twin: nn.Module, online: nn.Module, momentum: float) -> None:
     """θ_twin ← m θ_twin + (1 − m) θ_online, parameters only: the twin's batch-norm buffers are its own."""
-    torch._foreach_lerp_(list(twin.parameters()), [p.detach() for p in online.parameters()], 1.0 - momentum)
+    behind: list[torch.Tensor] = list(twin.parameters())
+    if behind:
+        torch._foreach_lerp_(behind, [p.detach() for p in online.parameters()], 1.0 - momentum)
 
 
 def rising_momentum(start: float, progress: float) -> float:

@@ -1,0 +1,314 @@
+"""Boxes against loops over pixels, and where crops about a box begin."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+from scipy import stats
+from torch import Tensor
+
+from finesight.data.focus import NO_BOX, FocusConfig, boxes_of, focused_corners
+from finesight.data.views import ViewConfig, sample_params
+from reference import focus as reference
+
+EVERYTHING = (0.0, 0.0, 1.0, 1.0)
+
+
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def uniform(*shape: int, seed: int = 0) -> Tensor:
+    return torch.rand(shape, dtype=torch.float64, generator=seeded(seed))
+
+
+def random_boxes(count: int, seed: int = 0) -> Tensor:
+    """Any two rows and any two columns, in order."""
+    corners = uniform(count, 2, 2, seed=seed).sort(1).values  # (N, low and high, rows and columns)
+    return corners.flatten(1).float()
+
+
+# --- boxes --------------------------------------------------------------------------------------------------------
+
+
+@given(
+    rows=st.integers(1, 6),
+    columns=st.integers(1, 6),
+    resolution=st.integers(2, 33),
+    threshold=st.sampled_from([0.01, 0.1, 0.37, 0.8, 0.999]),
+    seed=st.integers(0, 1000),
+)
+@settings(max_examples=150, deadline=None)
+def test_boxes_against_loops(rows: int, columns: int, resolution: int, threshold: float, seed: int) -> None:
+    """Peaked maps: of an even one nearly everything is above any threshold."""
+    maps = 5 * uniform(3, rows, columns, seed=seed) ** 8 - 2
+    found = boxes_of(maps, threshold, resolution)
+    assert found.shape == (3, 4)
+    expected = [reference.box(one.numpy(), threshold, resolution) for one in maps]
+    np.testing.assert_allclose(found, expected, atol=1e-7)
+
+
+@pytest.mark.parametrize("value", [0.0, 3.0, -1e4])
+@pytest.mark.parametrize("shape", [(1, 1), (7, 7), (2, 5)])
+def test_a_constant_map_is_a_box_of_everything_and_the_others_keep_theirs(value: float, shape: tuple[int, int]) -> None:
+    maps = torch.full((3, *shape), value)
+    peak = torch.zeros(shape)
+    peak[0, 0] = 1.0
+    maps[1] = peak if peak.numel() > 1 else maps[1]
+    boxes = boxes_of(maps, 0.1, 32)
+    assert boxes[0].tolist() == boxes[2].tolist() == list(EVERYTHING)
+    np.testing.assert_allclose(boxes[1], reference.box(maps[1].double().numpy(), 0.1, 32), atol=1e-7)
+
+
+@pytest.mark.parametrize("cell", [(0, 0), (0, 6), (6, 0), (6, 6), (3, 0), (0, 2), (3, 4)])
+def test_a_single_hot_cell_is_boxed_with_the_pixels_its_slope_reaches(cell: tuple[int, int]) -> None:
+    """Between two cells a map falls evenly from 1 to 0: at 0.1 it is nine tenths of the way to the neighbour."""
+    hot, resolution = torch.zeros(1, 7, 7), 7 * 32
+    hot[0, cell[0], cell[1]] = 2.5
+    top, left, bottom, right = (7 * boxes_of(hot, 0.1, resolution)[0]).tolist()  # in cells
+    for place, low, high in ((cell[0], top, bottom), (cell[1], left, right)):
+        centre = place + 0.5
+        assert low == 0 if place == 0 else abs(low - (centre - 0.9)) < 1 / 32
+        assert high == 7 if place == 6 else abs(high - (centre + 0.9)) < 1 / 32
+
+
+def test_the_box_holds_all_that_is_above_and_touches_it_on_every_side() -> None:
+    maps = torch.zeros(1, 8, 8)
+    maps[0, 2, 1], maps[0, 5, 6], maps[0, 3, 3] = 0.6, 1.0, 0.05
+    assert boxes_of(maps, 0.1, 8)[0].tolist() == [2 / 8, 1 / 8, 6 / 8, 7 / 8]
+    assert boxes_of(maps, 0.7, 8)[0].tolist() == [5 / 8, 6 / 8, 6 / 8, 7 / 8]
+    assert boxes_of(maps, 0.01, 8)[0].tolist() == [2 / 8, 1 / 8, 6 / 8, 7 / 8], "the third lies between the two"
+
+
+def test_a_peak_that_coarse_pixels_miss_is_a_box_of_everything() -> None:
+    """And never one that is upside down."""
+    maps = torch.zeros(2, 8, 8)
+    maps[0, 0, 0], maps[1, 2, 2] = 1.0, 1.0  # pixels of a quarter lie between the second and third of four cells
+    found = boxes_of(maps, 0.1, 2).tolist()
+    assert found == [list(EVERYTHING), [0.0, 0.0, 0.5, 0.5]]
+
+
+def test_what_is_exactly_at_the_threshold_is_outside() -> None:
+    maps = torch.tensor([[[0.0, 0.5], [1.0, 0.0]]])
+    assert boxes_of(maps, 0.5, 2)[0].tolist() == [0.5, 0.0, 1.0, 0.5]
+    assert boxes_of(maps, 0.49, 2)[0].tolist() == list(EVERYTHING)
+
+
+def test_a_box_does_not_depend_on_the_scale_of_its_map_or_on_other_maps() -> None:
+    maps, order = uniform(6, 5, 5) ** 6, torch.tensor([4, 2, 0, 5, 1, 3])
+    boxes = boxes_of(maps, 0.3, 40)
+    assert len({tuple(box) for box in boxes.tolist()}) == 6
+    assert torch.equal(boxes_of(maps[order], 0.3, 40), boxes[order])
+    assert torch.equal(boxes_of(maps * 1e-3 - 7, 0.3, 40), boxes)
+    for i in range(6):
+        assert torch.equal(boxes_of(maps[i : i + 1], 0.3, 40)[0], boxes[i])
+
+
+# --- corners ------------------------------------------------------------------------------------------------------
+
+
+def arranged(count: int, seed: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+    """Boxes, sizes and crops that fit."""
+    sizes = torch.randint(1, 300, (count, 2), generator=seeded(seed)).double()
+    crop = (sizes * uniform(count, 2, seed=seed + 1)).ceil().clamp(min=1)
+    return random_boxes(count, seed + 2), sizes, crop
+
+
+def expected_edges(boxes: Tensor, sizes: Tensor, crop: Tensor) -> np.ndarray:
+    """(N, axes, low and high)"""
+    return np.array(
+        [
+            [reference.edges(float(b[a]), float(b[2 + a]), int(s[a]), int(c[a])) for a in range(2)]
+            for b, s, c in zip(boxes, sizes, crop, strict=True)
+        ]
+    )
+
+
+def test_a_steady_hand_begins_half_way_between_the_edges() -> None:
+    """Beta(β, β) of an enormous β is one half."""
+    boxes, sizes, crop = arranged(500)
+    found = focused_corners(boxes, sizes, crop, 1e12, seeded())
+    expected = expected_edges(boxes, sizes, crop).mean(2)
+    np.testing.assert_allclose(found.numpy(), expected, atol=1e-3)
+    assert expected.std() > 10
+
+
+def test_a_small_beta_begins_at_the_edges() -> None:
+    """And of a small one nearly always zero or one, each as often."""
+    boxes, sizes, crop = arranged(2000)
+    found = focused_corners(boxes, sizes, crop, 0.01, seeded()).numpy()
+    edges = expected_edges(boxes, sizes, crop)
+    apart = edges[..., 1] - edges[..., 0] > 1
+    nearest = np.abs(edges - found[..., None]).min(2)
+    assert (nearest[apart] < 1e-6).mean() > 0.75
+    at_high = np.abs(edges[..., 1] - found)[apart] < 1e-6
+    assert 0.35 < at_high.mean() < 0.5
+
+
+@pytest.mark.parametrize("beta", [1e-6, 1e-3])
+def test_a_beta_whose_gammas_are_all_but_zero_still_gives_numbers(beta: float) -> None:
+    boxes, sizes, crop = arranged(500)
+    found, edges = focused_corners(boxes, sizes, crop, beta, seeded()).numpy(), expected_edges(boxes, sizes, crop)
+    assert ((found >= edges[..., 0] - 1e-9) & (found <= edges[..., 1] + 1e-9)).all()
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.6, 1.0, 3.0])
+def test_the_place_between_the_edges_is_beta_distributed(alpha: float) -> None:
+    count = 2000
+    boxes = torch.tensor([[0.3, 0.2, 0.6, 0.9]]).repeat(count, 1)
+    sizes, crop = torch.tensor([[200.0, 300.0]]).double().repeat(count, 1), torch.tensor([[50.0, 80.0]]).double()
+    found = focused_corners(boxes, sizes, crop.repeat(count, 1), alpha, seeded(5)).numpy()
+    (top, bottom), (left, right) = expected_edges(boxes[:1], sizes[:1], crop)[0]
+    assert (top, bottom, left, right) == pytest.approx((35, 95, 20, 220), abs=1e-4)
+    shares = (found - [top, left]) / [bottom - top, right - left]
+    for axis in range(2):
+        assert stats.kstest(shares[:, axis], stats.beta(alpha, alpha).cdf).pvalue > 0.01
+        for other in {0.1, 0.6, 1.0, 3.0} - {alpha}:
+            assert stats.kstest(shares[:, axis], stats.beta(other, other).cdf).pvalue < 1e-4
+    assert abs(stats.spearmanr(shares[:, 0], shares[:, 1]).statistic) < 0.08, "the axes are drawn apart"
+
+
+# --- crops of a view ----------------------------------------------------------------------------------------------
+
+SCALES = [(0.2, 1.0), (0.05, 0.14), (1.0, 1.0), (1e-4, 1e-3), (0.9, 1.0)]
+
+
+def random_sizes(count: int, seed: int = 0, most: int = 400) -> Tensor:
+    return torch.randint(1, most, (count, 2), generator=seeded(seed))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+@pytest.mark.parametrize("beta", [1e-3, 0.6, 50.0])
+@pytest.mark.parametrize("kind", ["random", "points", "lines", "everything", "border", "none"])
+def test_every_crop_lies_in_its_image(scale: tuple[float, float], beta: float, kind: str) -> None:
+    count = 600
+    boxes = random_boxes(count, 1)
+    if kind == "points":
+        boxes[:, 2:] = boxes[:, :2]
+    elif kind == "lines":
+        boxes[:, 2] = boxes[:, 0]
+    elif kind == "everything":
+        boxes[:] = torch.tensor(EVERYTHING)
+    elif kind == "border":  # a sliver at one of the four edges
+        boxes[0::4] = torch.tensor([0.0, 0.0, 0.0, 1.0])
+        boxes[1::4] = torch.tensor([1.0, 0.0, 1.0, 1.0])
+        boxes[2::4] = torch.tensor([0.0, 0.0, 1.0, 0.0])
+        boxes[3::4] = torch.tensor([0.0, 1.0, 1.0, 1.0])
+    elif kind == "none":
+        boxes[:] = NO_BOX
+    sizes = random_sizes(count, 2)
+    sizes[:3] = torch.tensor([[1, 1], [1, 399], [399, 1]])
+    top, left, height, width = sample_params(ViewConfig(scale=scale), sizes, seeded(3), boxes, beta).crop.unbind(1)
+    assert (top >= 0).all()
+    assert (left >= 0).all()
+    assert (height >= 1).all()
+    assert (width >= 1).all()
+    assert (top + height <= sizes[:, 0]).all()
+    assert (left + width <= sizes[:, 1]).all()
+
+
+def test_centres_lie_in_the_box_where_the_crop_has_room_and_as_near_as_can_be_where_not() -> None:
+    count = 4000
+    sizes, boxes = 200 + random_sizes(count, 1, 100), random_boxes(count, 2)  # none so long that no crop fits
+    crop = sample_params(ViewConfig(scale=(0.05, 0.5)), sizes, seeded(3), boxes, 0.6).crop.double()
+    inside = []
+    for axis in range(2):
+        size, extent, half = sizes[:, axis].double(), crop[:, 2 + axis], crop[:, 2 + axis] / 2
+        low, high = boxes[:, axis].double() * size, boxes[:, 2 + axis].double() * size
+        centre = crop[:, axis] + half
+        room = (low >= half) & (high <= size - half)
+        assert 0.1 < room.double().mean() < 0.9
+        assert ((centre >= low - 0.5 - 1e-9) & (centre <= high + 0.5 + 1e-9))[room].all()  # whole pixels
+        beyond = high <= half  # the whole box is nearer to the border than the crop's centre can be
+        assert beyond.any()
+        assert (crop[:, axis] == 0)[beyond].all()
+        behind = low >= size - half
+        assert behind.any()
+        assert (crop[:, axis] == size - extent)[behind].all()
+        inside.append(room)
+    assert (inside[0] & inside[1]).any()
+
+
+@pytest.mark.parametrize("alpha", [0.1, 0.6, 1.0, 3.0])
+def test_crops_of_a_view_are_beta_distributed_too(alpha: float) -> None:
+    """Of large images, where whole pixels are fine enough; a tenth in the middle cannot be confused with uniform."""
+    count, side = 3000, 4000
+    boxes = torch.tensor([[0.25, 0.3, 0.75, 0.8]]).repeat(count, 1)
+    sizes = torch.full((count, 2), side)
+    crop = sample_params(ViewConfig(scale=(0.05, 0.1)), sizes, seeded(9), boxes, alpha).crop.double().numpy()
+    for axis, (low, high) in enumerate([(0.25, 0.75), (0.3, 0.8)]):
+        shares = (crop[:, axis] + crop[:, 2 + axis] / 2 - low * side) / ((high - low) * side)
+        middle = (np.abs(shares - 0.5) < 0.25).mean()
+        law = stats.beta(alpha, alpha)
+        assert middle == pytest.approx(law.cdf(0.75) - law.cdf(0.25), abs=0.03)
+        assert stats.kstest(shares.clip(0, 1), law.cdf).statistic < 0.05 + (alpha < 0.5) * 0.18  # pixels at the ends
+
+
+def test_an_image_whose_crop_never_fitted_stays_centred() -> None:
+    """All of the area in a ratio that a strip does not have: the largest centred crop, box or not."""
+    sizes = torch.tensor([[400, 20], [20, 400], [300, 10]]).repeat(50, 1)
+    boxes = torch.tensor([[0.0, 0.0, 0.1, 0.1], [0.9, 0.9, 1.0, 1.0], list(EVERYTHING)]).repeat_interleave(50, 0)
+    config = ViewConfig(scale=(1.0, 1.0))
+    crop = sample_params(config, sizes, seeded(), boxes, 0.6).crop
+    room = sizes - crop[:, 2:]
+    assert torch.equal(crop[:, :2], room // 2)
+    assert (room.amax(1) > 100).all()
+    assert torch.equal(crop, sample_params(config, sizes, seeded()).crop)
+
+
+def fields(params: object) -> dict[str, Tensor]:
+    return {field.name: getattr(params, field.name) for field in dataclasses.fields(params)}  # type: ignore[arg-type]
+
+
+def test_rows_without_a_box_are_cropped_as_if_there_were_none_at_all() -> None:
+    sizes, boxes = 200 + random_sizes(200, 1, 100), random_boxes(200, 2)
+    unknown = torch.arange(200) % 3 == 0
+    boxes[unknown] = NO_BOX
+    plain = sample_params(ViewConfig(), sizes, seeded(4))
+    focused = sample_params(ViewConfig(), sizes, seeded(4), boxes, 0.6)
+    assert torch.equal(focused.crop[unknown], plain.crop[unknown])
+    assert torch.equal(focused.crop[:, 2:], plain.crop[:, 2:]), "how large a crop is has nothing to do with the box"
+    assert (focused.crop[~unknown, :2] != plain.crop[~unknown, :2]).any(1).double().mean() > 0.8
+
+
+def test_what_is_drawn_before_the_crops_is_the_same_with_and_without_boxes() -> None:
+    """Flips and the rest come after the gammas, of which there are as many whatever the boxes are: see below."""
+    sizes = random_sizes(50)
+    plain = fields(sample_params(ViewConfig(), sizes, seeded(4)))
+    none = fields(sample_params(ViewConfig(), sizes, seeded(4), torch.full((50, 4), NO_BOX), 0.6))
+    assert {name for name in plain if torch.equal(plain[name], none[name])} >= {"crop", "factors"}
+
+
+def test_nothing_but_where_crops_begin_depends_on_the_boxes() -> None:
+    """So every rank may know other boxes than it did an epoch ago and still draw as the others do."""
+    sizes = random_sizes(50)
+    drawn = [
+        fields(sample_params(ViewConfig(), sizes, seeded(4), boxes, 0.6))
+        for boxes in (torch.full((50, 4), NO_BOX), random_boxes(50), random_boxes(50, 1))
+    ]
+    for other in drawn[1:]:
+        assert not torch.equal(other["crop"], drawn[0]["crop"])
+        assert {name for name in other if not torch.equal(other[name], drawn[0][name])} == {"crop"}
+
+
+def test_a_row_does_not_depend_on_the_boxes_of_the_others() -> None:
+    sizes, boxes, others = random_sizes(40), random_boxes(40), random_boxes(40, 1)
+    others[7] = boxes[7]
+    first, second = (sample_params(ViewConfig(), sizes, seeded(), these, 0.6).crop for these in (boxes, others))
+    assert torch.equal(first[7], second[7])
+    assert not torch.equal(first, second)
+
+
+# --- settings -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"source": "magic"}, {"every": 0}, {"threshold": 1.0}, {"threshold": -0.1}, {"beta": 0.0}, {"alpha": 1}]
+)
+def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
+    with pytest.raises(ValidationError):
+        FocusConfig.model_validate(wrong)
