@@ -7,6 +7,8 @@ from typing import Any
 import torch
 
 from finesight.config import build_config
+from finesight.data.saliency import SIDE
+from finesight.data.scene import Backdrop
 from finesight.methods.recipes import recipe
 from finesight.training.batches import Batch
 from finesight.training.module import TrainingModule
@@ -24,7 +26,10 @@ SMALL: dict[str, Any] = {
 HEADS: dict[str, dict[str, int]] = {
     "barlow-twins": {"hidden": 16, "dim": 12},
     "byol": {"hidden": 16, "dim": 8},
+    "cvsa": {"hidden": 16, "dim": 8},
     "dino": {"hidden": 16, "bottleneck": 8, "prototypes": 32},
+    "lewel": {"hidden": 16, "dim": 8},
+    "lewel-byol": {"hidden": 16, "dim": 8},
     "moco": {"hidden": 16, "dim": 8},
     "simclr": {"hidden": 16, "dim": 8},
     "simsiam": {"hidden": 16, "dim": 12, "bottleneck": 4},
@@ -34,21 +39,37 @@ HEADS: dict[str, dict[str, int]] = {
 
 
 def small_module(method: str, *, steps_per_epoch: int = 2, **settings: Any) -> TrainingModule:
-    """As a run of two epochs begins."""
+    """As a run of two epochs begins, the objects of its images already found."""
     objective = recipe(method).objective
     assert objective is not None
     heads = {f"objective.{name}": size for name, size in HEADS[objective].items()}
     crops = {"views.local_crops": 2} if objective == "dino" else {}
     config = build_config({**SMALL, **heads, **crops, "method": method, **settings})
     images = config.batch * steps_per_epoch
-    return TrainingModule(config, images=images, steps_per_epoch=steps_per_epoch, classes=CLASSES)
+    module = TrainingModule(config, images=images, steps_per_epoch=steps_per_epoch, classes=CLASSES)
+    if config.saliency.source != "none":
+        module.maps.copy_(small_maps(images))
+    return module
+
+
+def small_maps(images: int) -> torch.Tensor:
+    """An object in the middle of each image, of its own shape."""
+    generator = torch.Generator().manual_seed(images)
+    maps = torch.zeros(images, SIDE, SIDE, dtype=torch.uint8)
+    margins = torch.randint(4, 28, (images, 4), generator=generator).tolist()
+    for one, (top, left, bottom, right) in zip(maps, margins, strict=True):
+        one[top : SIDE - bottom, left : SIDE - right] = 255
+    return maps
 
 
 def small_batch(step: int, size: int = 8) -> Batch:
-    """Noise, another one every step."""
+    """Noise on noise, another one every step."""
     generator = torch.Generator().manual_seed(step)
     canvas = torch.randint(0, 256, (size, 3, 40, 40), dtype=torch.uint8, generator=generator)
-    return Batch(step, canvas, torch.full((size, 2), 40), slice(None), torch.arange(size) % CLASSES)
+    sizes, places = torch.full((size, 2), 40), torch.arange(size)
+    behind = torch.randint(0, 256, canvas.shape, dtype=torch.uint8, generator=generator)
+    backdrop = Backdrop(behind, sizes, places.roll(1))
+    return Batch(step, canvas, sizes, slice(None), places % CLASSES, places, backdrop)
 
 
 def take_step(module: TrainingModule, step: int) -> None:

@@ -137,7 +137,7 @@ def no_run(tmp_path: Path, data: Path, *options: str, words: tuple[str, ...]) ->
     [
         (("--method", "lrc"), ("no method 'lrc'", "Nearest: lcr")),
         (("--method", "moco"), ("no method 'moco'", "moco-v2")),
-        (("--method", "zzz"), ("lcr, lcr-multitask, moco-v2, byol-lcr",)),
+        (("--method", "zzz"), ("lcr, lcr+contrastive-crop, lcr-multitask",)),
         (("--method", "byol", "--projections", "3"), ("'byol' has no rationale", "--rationale")),
         (("--method", "byol", "--rationale", "--queue", "64"), ("objective.queue (no such setting)",)),
         (("--no-rationale", "--reading", "paper"), ("--no-rationale leaves nothing",)),

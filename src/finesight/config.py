@@ -4,18 +4,19 @@ from __future__ import annotations
 
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, Self, TypeVar
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
+from finesight.data.focus import FocusConfig
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
 from finesight.methods.base import ObjectiveConfig
 from finesight.methods.recipes import Recipe, recipe
 from finesight.methods.registry import OBJECTIVES
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling_config import PoolingName
+from finesight.nn.pooling_config import PoolingName, TrainPooling
 from finesight.rationale.config import READINGS, RationaleConfig
 
 M = TypeVar("M", bound=BaseModel)
@@ -51,6 +52,14 @@ class ValidationConfig(_Model):
     every: int = Field(5, ge=1)  # epochs
 
 
+class SaliencyConfig(_Model):
+    """Where the objects are, for pasting them on other backgrounds and for drawing crops."""
+
+    source: Literal["none", "detector", "files", "rationale"] = "none"
+    folder: str | None = None  # of mask pictures, for ``files``; None: those that the data comes with
+    every: int | None = Field(None, ge=1)  # epochs between two looks of the rationale; None: a fifth of all
+
+
 class TrainConfig(_Model):
     """Everything that decides what a run computes. What does not (folders, devices) is in RuntimeConfig."""
 
@@ -64,11 +73,36 @@ class TrainConfig(_Model):
     backbone: BackboneConfig = BackboneConfig()
     objective: ObjectiveConfig = ObjectiveConfig()  # of the method: see ``train_config``
     rationale: RationaleConfig | None = None
+    train_pooling: TrainPooling = "average"  # what the head sees of φ
     views: ViewConfig = ViewConfig()
+    focus: FocusConfig = FocusConfig()
+    saliency: SaliencyConfig = SaliencyConfig()
     test_resolution: int | None = Field(None, ge=16)  # pixels the encoder is used at; None: those it is trained at
     initial_share: float = Field(0.0, ge=0, le=1)  # of the weights training began with, in the encoder it leaves
     optim: OptimConfig = OptimConfig()
     validation: ValidationConfig = ValidationConfig()
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> Self:
+        rationale = self.rationale
+        by_branch = {
+            f"train_pooling '{self.train_pooling}'": self.train_pooling != "average",
+            "focus.source 'rationale'": self.focus.source == "rationale",
+            "saliency.source 'rationale'": self.saliency.source == "rationale",
+        }
+        if rationale is None and (missing := [words for words, needed in by_branch.items() if needed]):
+            raise ValueError(f"{' and '.join(missing)} need a rationale, and there is none")
+        objective = recipe(self.method).objective
+        by_map = {
+            f"method '{self.method}'": objective is not None and OBJECTIVES[objective].masked,
+            "views.paste": self.views.pastes,
+            "focus.source 'saliency'": self.focus.source == "saliency",
+        }
+        if self.saliency.source == "none" and (missing := [words for words, needed in by_map.items() if needed]):
+            raise ValueError(f"{' and '.join(missing)} need to know where objects are: set saliency.source")
+        if rationale is not None and rationale.keep != "all" and rationale.keep_from >= self.epochs:
+            raise ValueError(f"projections would be chosen at epoch {rationale.keep_from} of {self.epochs}: never")
+        return self
 
     @property
     def pooling(self) -> PoolingName:
@@ -87,7 +121,15 @@ class TrainConfig(_Model):
         if weights not in ("imagenet", "random"):
             weights = str(Path(weights).expanduser().absolute())
         backbone = self.backbone.model_copy(update={"weights": weights})
-        return self.model_copy(update={"data": str(Path(self.data).expanduser().absolute()), "backbone": backbone})
+        folder = self.saliency.folder
+        saliency = {"folder": None if folder is None else str(Path(folder).expanduser().absolute())}
+        return self.model_copy(
+            update={
+                "data": str(Path(self.data).expanduser().absolute()),
+                "backbone": backbone,
+                "saliency": self.saliency.model_copy(update=saliency),
+            }
+        )
 
 
 class RuntimeConfig(_Model):
@@ -110,8 +152,11 @@ def build_config(overrides: dict[str, Any]) -> TrainConfig:
     chosen = recipe(str(values.get("method", "lcr")))
     rationale = _rationale(values, chosen)
     defaults = {} if chosen.objective is None else _defaults(chosen.objective, values, rationale)
-    for table, known in nested(defaults).items():
-        if isinstance(given := values.get(table, {}), dict):  # anything else is refused by name in a moment
+    own = {key: value for key, value in chosen.settings.items() if not key.startswith("rationale.")}
+    for table, known in nested({**defaults, **own}).items():
+        if not isinstance(known, dict):
+            values.setdefault(table, known)
+        elif isinstance(given := values.get(table, {}), dict):  # anything else is refused by name in a moment
             values[table] = {**known, **given}
     return validated(train_config(chosen.objective), **{**values, "rationale": rationale})
 
@@ -144,7 +189,8 @@ def _rationale(values: dict[str, Any], chosen: Recipe) -> dict[str, Any] | None:
     reading = settings.get("reading", "finesight")
     if reading not in tuple(READINGS):
         raise FineSightError(f"There is no reading {reading!r}. There are: {', '.join(READINGS)}.")
-    return {**READINGS[reading].model_dump(), **settings}
+    own = nested(dict(chosen.settings)).get("rationale", {})
+    return {**READINGS[reading].model_dump(), **own, **settings}
 
 
 def _defaults(objective: str, values: dict[str, Any], rationale: dict[str, Any] | None) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling import attention_mask, energy_map, mask_kind, object_share, pool_by_name, uses_rationale
 from finesight.nn.pooling_config import ORACLES, POOLINGS, AnyPooling, MaskName, PoolingName
-from finesight.rationale.branch import FittingBranch
+from finesight.rationale.branch import FittingBranch, branch_mask
 from finesight.rationale.config import RationaleConfig
 
 ImageLike = str | Path | Image.Image
@@ -168,18 +168,15 @@ class Encoder(nn.Module):
             masks |= {other_mask(name): self.mask(phi, branch) for name, branch in self.others.items()}
         if objects is not None:
             masks["box"] = object_share(objects.to(self.device), *phi.shape[2:])
-        return Encoded({name: pool_by_name(name, phi, masks) for name in poolings}, masks)
+        responses = self.branch.responses(phi) if self.branch is not None and "bilinear" in poolings else None
+        return Encoded({name: pool_by_name(name, phi, masks, responses) for name in poolings}, masks)
 
     def mask(self, phi: Tensor, branch: FittingBranch | None = None) -> Tensor:
-        """A' of Eq. 8, by the encoder's branch or another. (N, C, H, W) -> (N, H, W)
-
-        Taken literally (``mask_divisor="max"``) it is negative where all of A is; such a mask says nothing.
-        """
+        """A' of Eq. 8, by the encoder's branch or another. (N, C, H, W) -> (N, H, W)"""
         branch = branch or self.branch
         if branch is None or self.config.rationale is None:
             return attention_mask(energy_map(phi))
-        divisor, power = self.config.rationale.mask_divisor, self.config.rationale.mask_power
-        return attention_mask(branch(phi), over=self._mask_range, divisor=divisor).clamp(min=0).pow(power)
+        return branch_mask(branch, phi, self.config.rationale)
 
     @property
     def _mask_range(self) -> Literal["image", "batch"]:

@@ -18,7 +18,10 @@ CHANNELS, CLASSES = 96, 3  # of timm's test_resnet; of the labels below
 SIZES: dict[str, dict[str, Any]] = {
     "barlow-twins": {"dim": 6, "hidden": 10},
     "byol": {"dim": 6, "hidden": 10, "momentum": 0.9},
+    "cvsa": {"dim": 6, "hidden": 10, "momentum": 0.9, "queue": 13},
     "dino": {"prototypes": 7, "hidden": 10, "bottleneck": 5, "momentum": 0.9},
+    "lewel": {"dim": 8, "hidden": 10, "heads": 2, "momentum": 0.9, "queue": 13},
+    "lewel-byol": {"dim": 8, "hidden": 10, "heads": 2, "momentum": 0.9},
     "moco": {"dim": 6, "hidden": 10, "momentum": 0.9, "queue": 13},
     "simclr": {"dim": 6, "hidden": 10},
     "simsiam": {"dim": 6, "hidden": 10, "bottleneck": 4},
@@ -29,7 +32,10 @@ SIZES: dict[str, dict[str, Any]] = {
 # Which copies follow which networks.
 TWINS: dict[str, dict[str, str]] = {
     "byol": {"twin_backbone": "backbone", "twin_head": "head"},
+    "cvsa": {"key_backbone": "backbone", "key_head": "head"},
     "dino": {"teacher_backbone": "backbone", "teacher_head": "head"},
+    "lewel": {"key_backbone": "backbone", "key_head": "head"},
+    "lewel-byol": {"twin_backbone": "backbone", "twin_head": "head"},
     "moco": {"key_backbone": "backbone", "key_head": "head"},
 }
 
@@ -48,7 +54,21 @@ class Pixels(nn.Module):
 def _made(name: str, backbone: Any, settings: dict[str, Any]) -> Any:
     kind = OBJECTIVES[name]
     config = kind.Config.model_validate({**SIZES[name], **settings})
-    return kind(backbone, config, Data(images=100, batch=2, classes=CLASSES)).double()
+    objective = kind(backbone, config, Data(images=100, batch=2, classes=CLASSES)).double()
+    if kind.masked:
+        objective.register_forward_pre_hook(_with_objects)
+    return objective
+
+
+def _with_objects(_: nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Views that lack it get the channel that says where the object is: where they are bright."""
+    views, *rest = args
+    return [view if view.shape[1] == 4 else torch.cat([view, objects(view)], 1) for view in views], *rest
+
+
+def objects(view: Tensor) -> Tensor:
+    """(N, 3, R, R) -> (N, 1, R, R)"""
+    return view.mean(1, keepdim=True).sigmoid()
 
 
 @cache

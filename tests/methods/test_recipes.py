@@ -5,7 +5,7 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from finesight.bench.paper import TABLE_1, paper_results
+from finesight.bench.paper import TABLE_1, TABLE_3, paper_results
 from finesight.config import build_config, flat
 from finesight.errors import FineSightError
 from finesight.methods.recipes import RECIPES, recipe
@@ -14,12 +14,21 @@ from finesight.nn.pooling import uses_rationale
 from finesight.nn.pooling_config import PoolingName
 
 TRAINED = [name for name, entry in RECIPES.items() if entry.objective is not None]
+BY_BRANCH = {"lcr-dual-pooling", "moco-bilinear", "sam-ssl-bilinear"}  # their training pools by it
+POOLING = {
+    **dict.fromkeys(("lcr", "lcr+contrastive-crop", "lcr-mlp", "lcr-single", "byol-lcr"), "rationale-gem"),
+    "lcr-dual-pooling": "rationale",
+    "moco-bilinear": "bilinear",
+    "sam-ssl-bilinear": "bilinear",
+}
 
 
-def test_every_system_of_table_2_has_a_recipe_and_every_objective_one_without_rationale() -> None:
-    rows = {entry.paper for entry in RECIPES.values() if entry.paper}
-    assert rows >= set(paper_results()["tab:comp_4SSL"])
-    assert rows - set(paper_results()["tab:comp_4SSL"]) <= set(paper_results()[TABLE_1])
+def test_every_system_of_tables_2_and_3_has_a_recipe_and_every_objective_one_without_rationale() -> None:
+    tables, rows = paper_results(), [entry.paper for entry in RECIPES.values() if entry.paper]
+    assert len(rows) == len(set(rows))
+    assert set(rows) >= {*tables["tab:comp_4SSL"], *tables[TABLE_3], *tables["tab:mlp_main"]}
+    known = {row for name in ("tab:comp_4SSL", TABLE_1, TABLE_3, "tab:mlp_main") for row in tables[name]}
+    assert set(rows) <= known
     assert {entry.objective for entry in RECIPES.values() if not entry.rationale} == {None, *OBJECTIVES}
 
 
@@ -31,12 +40,18 @@ def test_every_recipe_is_a_whole_configuration(name: str) -> None:
     assert (config.rationale is not None) == RECIPES[name].rationale
     assert config.pooling in get_args(PoolingName)
     assert RECIPES[name].rationale or not uses_rationale(config.pooling)
-    assert config.pooling == {"lcr": "rationale-gem", "byol-lcr": "rationale-gem"}.get(name, "average")
+    assert config.pooling == POOLING.get(name, "average")
+    assert config.train_pooling == {"bilinear": "bilinear", "rationale": "rationale"}.get(config.pooling, "average")
 
 
 @pytest.mark.parametrize(
     ("name", "rationale"),
-    [(name, asked) for name in RECIPES for asked in (None, False, True) if name in TRAINED or not asked],
+    [
+        (name, asked)
+        for name in RECIPES
+        for asked in (None, False, True)
+        if (name in TRAINED or not asked) and (name not in BY_BRANCH or asked is not False)
+    ],
 )
 def test_a_configuration_written_and_read_is_the_same(name: str, rationale: bool | None) -> None:
     asked = {} if rationale is None else {"rationale": rationale}
@@ -45,14 +60,89 @@ def test_a_configuration_written_and_read_is_the_same(name: str, rationale: bool
     assert build_config(yaml.safe_load(written)) == config
 
 
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize("name", [name for name in TRAINED if name not in BY_BRANCH])
 def test_the_rationale_can_be_added_to_any_method_and_taken_from_it(name: str) -> None:
     with_it, without = (build_config({"data": "x", "method": name, "rationale": wanted}) for wanted in (True, False))
     assert with_it.rationale is not None
-    assert with_it.pooling == ("average" if name == "lcr-multitask" else "rationale-gem")
+    assert with_it.pooling == ("average" if name in ("lcr-multitask", "sam-ssl") else "rationale-gem")
     assert without.rationale is None
     assert without.pooling == "average"
     assert with_it.model_copy(update={"rationale": None}) == without, "all else is the same"
+
+
+@pytest.mark.parametrize("name", sorted(BY_BRANCH))
+@pytest.mark.parametrize("off", [False, None])
+def test_a_method_that_pools_by_the_branch_cannot_do_without_it(name: str, off: bool | None) -> None:
+    with pytest.raises(FineSightError, match=r"train_pooling '(rationale|bilinear)' needs? a rationale"):
+        build_config({"data": "x", "method": name, "rationale": off})
+    averaged = build_config({"data": "x", "method": name, "rationale": off, "train_pooling": "average"})
+    assert averaged.pooling == "average", "it is MoCo v2 then"
+
+
+def test_crops_by_the_branch_cannot_do_without_it_either() -> None:
+    focused = {"data": "x", "method": "lcr+contrastive-crop", "focus.source": "rationale"}
+    assert build_config(focused).focus.source == "rationale"
+    with pytest.raises(FineSightError, match=r"focus\.source 'rationale' needs? a rationale"):
+        build_config({**focused, "rationale": False})
+
+
+# --- what sets a recipe apart --------------------------------------------------------------------------------------
+
+REACHES = {"rationale.encoder_gradient": 1.0, "rationale.nu": 0.01}
+BILINEAR = {"train_pooling": "bilinear", "rationale.branch_norm": "batch"}
+DIFFERENCES: dict[str, tuple[str, dict[str, Any]]] = {
+    "lcr+contrastive-crop": ("lcr", {"focus.source": "energy"}),
+    "lcr-multitask": ("lcr", REACHES),
+    "lcr-dual-pooling": ("lcr", {"train_pooling": "rationale"}),
+    "lcr-mlp": ("lcr", {"rationale.form": "mlp"}),
+    "lcr-single": ("lcr", {"rationale.projections": 1}),
+    "moco-bilinear": ("lcr", {**BILINEAR, "rationale.nu": 0.0}),
+    "sam-ssl": ("lcr", {**REACHES, "rationale.projections": 1}),
+    "sam-ssl-bilinear": ("lcr", BILINEAR),
+    "contrastive-crop": ("moco-v2", {"focus.source": "energy"}),
+    "dilo": (
+        "moco-v2",
+        {"saliency.source": "detector", "views.paste": 0.5, "views.backdrops": [2.0, 1.0, 1.0]},
+    ),
+    "cvsa": (
+        "moco-v2",
+        {
+            "saliency.source": "detector",
+            "focus.source": "saliency",
+            "views.second_paste": 1.0,
+            "objective.alignment": 1.0,
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", DIFFERENCES)
+def test_a_variant_differs_in_what_it_says_and_in_nothing_else(name: str) -> None:
+    base, expected = DIFFERENCES[name]
+    ours, theirs = (flat(build_config({"data": "x", "method": method})) for method in (name, base))
+    ours.pop("method")
+    different = {key: value for key, value in ours.items() if key not in theirs or theirs[key] != value}
+    assert different == expected
+    assert theirs.keys() - ours.keys() == {"method"}
+
+
+def test_every_recipe_with_settings_is_compared() -> None:
+    assert {name for name, entry in RECIPES.items() if entry.settings} <= DIFFERENCES.keys()
+
+
+@pytest.mark.parametrize("reading", ["paper", "released"])
+def test_settings_of_a_recipe_stand_on_top_of_the_readings_and_given_ones_on_top_of_both(reading: str) -> None:
+    asked = {"data": "x", "method": "sam-ssl", "rationale.reading": reading}
+    config = build_config(asked).rationale
+    assert config is not None
+    assert config.reading == reading
+    assert (config.projections, config.nu, config.rectify) == (1, 0.01, "relu")
+    given = build_config({**asked, "rationale.projections": 4, "rationale.nu": 0.5}).rationale
+    assert given is not None
+    assert (given.projections, given.nu, given.encoder_gradient) == (4, 0.5, 1.0)
+    views = build_config({"data": "x", "method": "dilo", "views.paste": 0.2, "views.resolution": 112}).views
+    assert (views.paste, views.resolution, views.backdrops) == (0.2, 112, (2.0, 1.0, 1.0))
+    assert build_config({"data": "x", "method": "lcr-dual-pooling", "train_pooling": "average"}).pooling == "rationale"
 
 
 def test_a_reading_asks_for_the_rationale_and_brings_its_projector_where_there_is_one() -> None:

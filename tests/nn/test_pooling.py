@@ -1,14 +1,16 @@
 from itertools import product
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from finesight.nn.pooling import (
     attention_mask,
+    bilinear,
     energy_map,
     mask_kind,
     object_share,
@@ -18,6 +20,8 @@ from finesight.nn.pooling import (
 )
 from finesight.nn.pooling_config import ORACLES, POOLINGS, PoolingName
 from reference.boxes import share as share_reference
+from reference.gradcam import differences
+from reference.pooling import bilinear as bilinear_reference
 from reference.pooling import mask as mask_reference
 from reference.pooling import pooled as pooled_reference
 
@@ -132,6 +136,8 @@ def test_poolings_by_name() -> None:
     assert get_args(PoolingName) == POOLINGS
     assert not set(POOLINGS) & set(ORACLES)
     for name in (*POOLINGS, *ORACLES):
+        if name == "bilinear":
+            continue
         kind = None if name in ("average", "gem") else name.removesuffix("-gem")
         weights = np.ones((2, 3, 4)) if kind is None else masks[kind].numpy()
         expected = pooled_reference(phi.numpy(), weights, power=3.0 if name.endswith("gem") else 1.0)
@@ -140,6 +146,66 @@ def test_poolings_by_name() -> None:
         assert uses_rationale(name) == (kind == "rationale")
         needed = {} if kind is None else {kind: masks[kind]}
         assert torch.equal(pool_by_name(name, phi, needed), pool_by_name(name, phi, masks))
+
+
+@pytest.mark.parametrize("shape", [(3, 4, 3, 5), (2, 3, 1, 1), (1, 1, 4, 2)])
+@pytest.mark.parametrize("maps", [1, 6])
+def test_bilinear_pooling_against_loops(shape: tuple[int, ...], maps: int) -> None:
+    phi, responses = random(*shape), random(shape[0], maps, *shape[2:], seed=1)
+    found = bilinear(phi, responses)
+    assert found.shape == (shape[0], maps * shape[1])
+    np.testing.assert_allclose(found.numpy(), bilinear_reference(phi.numpy(), responses.numpy()), rtol=0, atol=1e-12)
+    assert torch.equal(pool_by_name("bilinear", phi, {}, responses), found)
+
+
+def test_bilinear_gradients_against_finite_differences() -> None:
+    phi, responses, slope = random(2, 3, 2, 3), random(2, 4, 2, 3, seed=1), random(2, 12, seed=2)
+    phi.requires_grad_()
+    responses.requires_grad_()
+    (bilinear(phi, responses) * slope).sum().backward()
+
+    def score(x: np.ndarray, a: np.ndarray) -> float:
+        return float((bilinear_reference(x, a) * slope.numpy()).sum())
+
+    x, a = phi.detach().numpy(), responses.detach().numpy()
+    np.testing.assert_allclose(phi.grad.numpy(), differences(lambda v: score(v, a), x), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(responses.grad.numpy(), differences(lambda v: score(x, v), a), rtol=0, atol=1e-9)
+
+
+def test_a_uniform_response_averages_and_the_rationale_sums_up_bilinear_pooling() -> None:
+    phi = random(2, 5, 3, 4)
+    both = torch.stack([torch.ones(2, 3, 4), torch.zeros(2, 3, 4)], dim=1).double()
+    found = bilinear(phi, both)
+    torch.testing.assert_close(found[:, :5], phi.mean((2, 3)), rtol=1e-12, atol=1e-15)
+    assert not found[:, 5:].any()
+    assert mask_kind("bilinear") == "rationale"
+    assert uses_rationale("bilinear")
+
+
+class Largest(TorchDispatchMode):
+    """How many numbers the largest tensor has that any operation makes, backwards too."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.numbers = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        for value in made if isinstance(made, list | tuple) else [made]:
+            if isinstance(value, torch.Tensor):
+                self.numbers = max(self.numbers, value.untyped_storage().nbytes() // value.element_size())
+        return made
+
+
+def test_bilinear_pooling_makes_no_copies_of_phi() -> None:
+    """One for each projection would be 26 million numbers here, forwards and backwards."""
+    phi, responses = torch.randn(8, 512, 14, 14, requires_grad=True), torch.randn(8, 32, 14, 14, requires_grad=True)
+    with Largest() as largest:
+        bilinear(phi, responses).square().sum().backward()
+    assert phi.numel() <= largest.numbers <= 2 * phi.numel()
+    with Largest() as largest:
+        (responses[:, :, None] * phi[:, None]).mean((3, 4)).square().sum().backward()
+    assert largest.numbers >= 32 * phi.numel(), "copies would be noticed"
 
 
 @pytest.mark.parametrize(("rows", "columns"), [(4, 4), (1, 1), (2, 8), (32, 32)])

@@ -27,3 +27,14 @@ def pooled(phi: Array, weights: Array, power: float = 1.0) -> Array:
         summed = sum(weights[i, y, x] * phi[i, k, y, x] ** power for y, x in np.ndindex(h, w))
         result[i, k] = (summed / total) ** (1 / power)
     return result
+
+
+def bilinear(phi: Array, responses: Array) -> Array:
+    """Each map weighs φ on its own; what they give is put side by side. (N, C, H, W), (N, K, H, W) -> (N, K*C)"""
+    n, c, h, w = phi.shape
+    maps = responses.shape[1]
+    result = np.zeros((n, maps * c))
+    for i, k, channel in np.ndindex(n, maps, c):
+        total = sum(responses[i, k, y, x] * phi[i, channel, y, x] for y, x in np.ndindex(h, w))
+        result[i, k * c + channel] = total / (h * w)
+    return result

@@ -41,6 +41,19 @@ def branch(phi: Array, filters: Array, *, unit: bool, norm: dict[str, Array] | N
     return result
 
 
+def two_layers(phi: Array, filters: Array, mix: Array, bias: float, *, unit: bool) -> Array:
+    """Hidden units max(0, w_kᵀφ) of each cell, weighed and summed."""
+    n, _, h, w = phi.shape
+    result = np.zeros((n, h, w))
+    for i, y, x in np.ndindex(n, h, w):
+        cell = phi[i, :, y, x]
+        if unit:
+            cell = cell / max(1e-12, math.sqrt(sum(v * v for v in cell)))
+        hidden = [max(0.0, sum(a * b for a, b in zip(f, cell, strict=True))) for f in filters]
+        result[i, y, x] = bias + sum(a * b for a, b in zip(mix, hidden, strict=True))
+    return result
+
+
 def responses_statistics(phi: Array, filters: Array) -> tuple[Array, Array]:
     """Mean and (biased) variance of each filter's answers over all images and cells."""
     n, _, h, w = phi.shape

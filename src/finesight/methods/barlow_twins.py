@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import sum_over_ranks, world
 from finesight.nn.heads import mlp
+from finesight.nn.pooling import Pool
 
 
 def barlow(a: Tensor, b: Tensor, off_diagonal: float) -> tuple[Tensor, Tensor]:
@@ -41,9 +42,9 @@ class BarlowTwins(Objective):
     metrics = ("diagonal", "off_diagonal")
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: BarlowTwinsConfig, data: Data) -> None:
-        super().__init__(backbone, config, data)
-        self.head = mlp(backbone.channels, config.hidden, config.hidden, config.dim, last="no-bias")
+    def __init__(self, backbone: Backbone, config: BarlowTwinsConfig, data: Data, pool: Pool | None = None) -> None:
+        super().__init__(backbone, config, data, pool)
+        self.head = mlp(self.pool.width, config.hidden, config.hidden, config.dim, last="no-bias")
         self.norm = nn.BatchNorm1d(config.dim, affine=False)
 
     @classmethod
@@ -59,8 +60,8 @@ class BarlowTwins(Objective):
     def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         with full_precision(phi):
-            pooled = average(phi)
-            first, second = self.head(pooled), self.head(average(other))
+            pooled = self.pool(phi)
+            first, second = self.head(pooled), self.head(self.pool(other))
             loss, c = barlow(self.norm(first), self.norm(second), self.config.off_diagonal)
             embedding, target = F.normalize(first, dim=1), F.normalize(second.detach(), dim=1)
         seen = c.detach()

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
 from finesight.nn.backbone import Backbone
+from finesight.nn.pooling import Pool
 
 
 @dataclass(frozen=True)
@@ -25,7 +26,7 @@ class Outcome:
 
     loss: Tensor  # (N,) per image
     phi: Tensor  # (N, C, H, W) map of the view the loss is attributed to
-    pooled: Tensor  # (N, C) what the head saw of φ
+    pooled: Tensor  # (N, C), or wider, what the head saw of φ
     embedding: Tensor  # (N, D) unit vectors of the online branch
     target: Tensor  # (N, D) what they were compared with, no gradient
     positive: Tensor | None = None  # (N,) similarity of the positive pair, not divided by the temperature
@@ -58,17 +59,19 @@ class ObjectiveConfig(BaseModel):
 
 
 class Objective(nn.Module, ABC):
-    """A method: views in, per-image loss out. ``backbone`` is the network that learns."""
+    """A method: views in, per-image loss out. ``backbone`` is the network that learns, ``pool`` what its head sees."""
 
     Config: ClassVar[type[ObjectiveConfig]]
     metrics: ClassVar[tuple[str, ...]] = ()  # names of what ``Outcome.metrics`` holds
     views: ClassVar[int | None] = None  # how many of the configured views it takes; None: all
     labelled: ClassVar[bool] = False
+    masked: ClassVar[bool] = False  # its views have a fourth channel: where the object is, from 0 to 1
     joint_norm: ClassVar[bool] = False  # in several processes, batch norms see the joined batch
 
-    def __init__(self, backbone: Backbone, config: Any, data: Data) -> None:
+    def __init__(self, backbone: Backbone, config: Any, data: Data, pool: Pool | None = None) -> None:
         super().__init__()
         self.backbone, self.config = backbone, config
+        self.pool = pool or Pool(backbone.channels)
 
     @classmethod
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
@@ -91,16 +94,11 @@ class Objective(nn.Module, ABC):
         return self.backbone
 
     def head_groups(self) -> list[HeadGroup]:
-        """Everything trained beside the backbone."""
-        own = set(self.backbone.parameters())
+        """Everything trained beside the backbone, and beside the branch if it pools."""
+        own = {*self.backbone.parameters(), *self.pool.parameters()}
         return [HeadGroup([p for p in self.parameters() if p.requires_grad and p not in own])]
 
 
-def average(phi: Tensor) -> Tensor:
-    """φ averaged over its cells, never in half precision: GradCAM is too small for it. (N, C, H, W) -> (N, C)"""
-    return phi.mean((2, 3), dtype=torch.promote_types(phi.dtype, torch.float32))
-
-
 def full_precision(phi: Tensor) -> torch.autocast:
-    """Around head and loss, for the same reason."""
+    """Around head and loss: GradCAM is too small for half precision."""
     return torch.autocast(phi.device.type, enabled=False)

@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.heads import mlp
 from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+from finesight.nn.pooling import Pool
 
 
 class BYOLConfig(ObjectiveConfig):
@@ -30,12 +31,12 @@ class BYOL(Objective):
     metrics = ("positive_similarity",)
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: BYOLConfig, data: Data) -> None:
-        super().__init__(backbone, config, data)
-        self.head = mlp(backbone.channels, config.hidden, config.dim, last="bias")
+    def __init__(self, backbone: Backbone, config: BYOLConfig, data: Data, pool: Pool | None = None) -> None:
+        super().__init__(backbone, config, data, pool)
+        self.head = mlp(self.pool.width, config.hidden, config.dim, last="bias")
         self.predictor = mlp(config.dim, config.hidden, config.dim, last="bias")
         self.twin_backbone = momentum_twin(backbone)
-        self.twin_head = momentum_twin(self.head)
+        self.twin_pool, self.twin_head = momentum_twin(self.pool), momentum_twin(self.head)
 
     @classmethod
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
@@ -45,21 +46,31 @@ class BYOL(Objective):
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         targets = [self._target(view) for view in views[:2]]
         with full_precision(phi):
-            pooled = average(phi)
+            pooled = self.pool(phi)
             embedding = self.head(pooled)
             first = F.cosine_similarity(self.predictor(embedding), targets[1])
-            second = F.cosine_similarity(self.predictor(self.head(average(other))), targets[0])
+            second = F.cosine_similarity(self.predictor(self.head(self.pool(other))), targets[0])
             loss = 4 - 2 * first - 2 * second
         metrics = {"positive_similarity": (first + second).detach().mean() / 2}
-        return Outcome(loss, phi, pooled, F.normalize(embedding, dim=1), targets[1], positive=first, metrics=metrics)
+        return Outcome(
+            loss,
+            phi,
+            pooled,
+            F.normalize(embedding, dim=1),
+            targets[1],
+            positive=first,
+            average_pooled=self.pool.uniform,
+            metrics=metrics,
+        )
 
     @torch.no_grad()
     def _target(self, view: Tensor) -> Tensor:
         phi = self.twin_backbone(view)
         with full_precision(phi):
-            return F.normalize(self.twin_head(average(phi)), dim=1)
+            return F.normalize(self.twin_head(self.twin_pool(phi)), dim=1)
 
     def before_step(self, progress: float = 0.0) -> None:
         momentum = rising_momentum(self.config.momentum, progress)
         follow(self.twin_backbone, self.backbone, momentum)
+        follow(self.twin_pool, self.pool, momentum)
         follow(self.twin_head, self.head, momentum)

@@ -12,11 +12,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, Outcome, full_precision
 from finesight.methods.defaults import warm_up
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather
 from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+from finesight.nn.pooling import Pool
 
 GLOBAL = 2  # the first two views are large, and the only ones the teacher sees
 
@@ -66,11 +67,11 @@ class DINO(Objective):
     joint_norm = True
     centre: Tensor
 
-    def __init__(self, backbone: Backbone, config: DINOConfig, data: Data) -> None:
-        super().__init__(backbone, config, data)
-        self.head = DINOHead(backbone.channels, config)
+    def __init__(self, backbone: Backbone, config: DINOConfig, data: Data, pool: Pool | None = None) -> None:
+        super().__init__(backbone, config, data, pool)
+        self.head = DINOHead(self.pool.width, config)
         self.teacher_backbone = momentum_twin(backbone)
-        self.teacher_head = momentum_twin(self.head)
+        self.teacher_pool, self.teacher_head = momentum_twin(self.pool), momentum_twin(self.head)
         self.register_buffer("centre", torch.zeros(config.prototypes))
 
     @classmethod
@@ -103,26 +104,35 @@ class DINO(Objective):
         phi = maps[0][:n]
         target_unit, teacher = self._teacher(torch.cat(list(views[:GLOBAL])))
         with full_precision(phi):
-            pooled = average(phi)
-            rest = torch.cat([average(maps[0][n:]), *(average(other) for other in maps[1:])])
+            pooled = self.pool(phi)
+            rest = torch.cat([self.pool(maps[0][n:]), *(self.pool(other) for other in maps[1:])])
             unit, logits = self.head(torch.cat([pooled, rest]))
             guesses = (logits / config.student_temperature).log_softmax(1)
             targets = ((teacher - self.centre) / config.teacher_temperature).softmax(1)
             loss = dino_loss(torch.split(guesses, n), torch.split(targets, n))
         self._seen = teacher
         entropy = torch.special.entr(targets).sum(1).mean()
-        return Outcome(loss, phi, pooled, unit[:n], target_unit[n:], metrics={"teacher_entropy": entropy})
+        return Outcome(
+            loss,
+            phi,
+            pooled,
+            unit[:n],
+            target_unit[n:],
+            average_pooled=self.pool.uniform,
+            metrics={"teacher_entropy": entropy},
+        )
 
     @torch.no_grad()
     def _teacher(self, images: Tensor) -> tuple[Tensor, Tensor]:
         phi = self.teacher_backbone(images)
         with full_precision(phi):
-            unit, logits = self.teacher_head(average(phi))
+            unit, logits = self.teacher_head(self.teacher_pool(phi))
         return unit, logits
 
     def before_step(self, progress: float = 0.0) -> None:
         momentum = rising_momentum(self.config.momentum, progress)
         follow(self.teacher_backbone, self.backbone, momentum)
+        follow(self.teacher_pool, self.pool, momentum)
         follow(self.teacher_head, self.head, momentum)
 
     @torch.no_grad()

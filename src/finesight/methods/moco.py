@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Literal
+from typing import ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveInt
@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finesight.errors import FineSightError
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, shuffled_forward
 from finesight.nn.heads import ProjectorName, projector
 from finesight.nn.momentum import follow, momentum_twin
+from finesight.nn.pooling import Pool
 from finesight.nn.queue import Queue, automatic_queue
 
 
@@ -55,21 +56,21 @@ class MoCo(Objective):
     """The objective LCR is built on in the paper."""
 
     Config = MoCoConfig
-    metrics = ("positive_similarity", "negative_similarity")
+    metrics: ClassVar[tuple[str, ...]] = ("positive_similarity", "negative_similarity")
 
-    def __init__(self, backbone: Backbone, config: MoCoConfig, data: Data) -> None:
-        super().__init__(backbone, config, data)
+    def __init__(self, backbone: Backbone, config: MoCoConfig, data: Data, pool: Pool | None = None) -> None:
+        super().__init__(backbone, config, data, pool)
         hidden = config.hidden or backbone.channels
-        self.head = projector(config.projector, backbone.channels, hidden, config.dim)
+        self.head = projector(config.projector, self.pool.width, hidden, config.dim)
         self.key_backbone = momentum_twin(backbone)
-        self.key_head = momentum_twin(self.head)
+        self.key_pool, self.key_head = momentum_twin(self.pool), momentum_twin(self.head)
         self.queue = Queue(queue_size(config, data), config.dim)
 
     def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
         phi = self.backbone(views[0])
         k = shuffled_forward(self._keys, views[1], generator, self.config.key_batch)
         with full_precision(phi):
-            pooled = average(phi)
+            pooled = self.pool(phi)
             q = F.normalize(self.head(pooled), dim=1)
             loss, positive, negative = info_nce(q, k, self.queue.vectors, self.config.temperature)
         metrics = {
@@ -81,10 +82,11 @@ class MoCo(Objective):
     def _keys(self, images: Tensor) -> Tensor:
         phi = self.key_backbone(images)
         with full_precision(phi):
-            return F.normalize(self.key_head(average(phi)), dim=1)
+            return F.normalize(self.key_head(self.key_pool(phi)), dim=1)
 
     def before_step(self, progress: float = 0.0) -> None:
         follow(self.key_backbone, self.backbone, self.config.momentum)
+        follow(self.key_pool, self.pool, self.config.momentum)
         follow(self.key_head, self.head, self.config.momentum)
 
     def after_step(self, outcome: Outcome) -> None:

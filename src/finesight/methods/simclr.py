@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
 from finesight.methods.defaults import lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather_with_gradient, world
 from finesight.nn.heads import mlp
+from finesight.nn.pooling import Pool
 
 
 def nt_xent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
@@ -47,9 +48,9 @@ class SimCLR(Objective):
     metrics = ("positive_similarity",)
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: SimCLRConfig, data: Data) -> None:
-        super().__init__(backbone, config, data)
-        self.head = mlp(backbone.channels, config.hidden, config.dim, last="norm")
+    def __init__(self, backbone: Backbone, config: SimCLRConfig, data: Data, pool: Pool | None = None) -> None:
+        super().__init__(backbone, config, data, pool)
+        self.head = mlp(self.pool.width, config.hidden, config.dim, last="norm")
 
     @classmethod
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
@@ -65,9 +66,9 @@ class SimCLR(Objective):
     def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         with full_precision(phi):
-            pooled = average(phi)
+            pooled = self.pool(phi)
             a = F.normalize(self.head(pooled), dim=1)
-            b = F.normalize(self.head(average(other)), dim=1)
+            b = F.normalize(self.head(self.pool(other)), dim=1)
             loss = nt_xent(a, b, self.config.temperature)
             positive = (a * b.detach()).sum(1)
         metrics = {"positive_similarity": positive.detach().mean()}

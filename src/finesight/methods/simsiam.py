@@ -10,9 +10,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, Outcome, full_precision
 from finesight.nn.backbone import Backbone
 from finesight.nn.heads import mlp
+from finesight.nn.pooling import Pool
 
 
 class SimSiamConfig(ObjectiveConfig):
@@ -29,9 +30,9 @@ class SimSiam(Objective):
     metrics = ("positive_similarity",)
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: SimSiamConfig, data: Data) -> None:
-        super().__init__(backbone, config, data)
-        self.head = mlp(backbone.channels, config.hidden, config.hidden, config.dim, last="plain-norm")
+    def __init__(self, backbone: Backbone, config: SimSiamConfig, data: Data, pool: Pool | None = None) -> None:
+        super().__init__(backbone, config, data, pool)
+        self.head = mlp(self.pool.width, config.hidden, config.hidden, config.dim, last="plain-norm")
         self.predictor = mlp(config.dim, config.bottleneck, config.dim, last="bias")
 
     @classmethod
@@ -45,8 +46,8 @@ class SimSiam(Objective):
     def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         with full_precision(phi):
-            pooled = average(phi)
-            first, second = self.head(pooled), self.head(average(other))
+            pooled = self.pool(phi)
+            first, second = self.head(pooled), self.head(self.pool(other))
             forth = F.cosine_similarity(self.predictor(first), self._still(second))
             back = F.cosine_similarity(self.predictor(second), self._still(first))
             loss = -(forth + back) / 2

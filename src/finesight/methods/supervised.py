@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
 from finesight.nn.backbone import Backbone
+from finesight.nn.pooling import Pool
 
 UNKNOWN = -1
 
@@ -25,9 +26,9 @@ class Supervised(Objective):
     views = 1
     labelled = True
 
-    def __init__(self, backbone: Backbone, config: SupervisedConfig, data: Data) -> None:
-        super().__init__(backbone, config, data)
-        self.head = nn.Linear(backbone.channels, data.classes)
+    def __init__(self, backbone: Backbone, config: SupervisedConfig, data: Data, pool: Pool | None = None) -> None:
+        super().__init__(backbone, config, data, pool)
+        self.head = nn.Linear(self.pool.width, data.classes)
 
     @classmethod
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
@@ -45,7 +46,7 @@ class Supervised(Objective):
         assert labels is not None
         phi = self.backbone(views[0])
         with full_precision(phi):
-            pooled = average(phi)
+            pooled = self.pool(phi)
             logits = self.head(pooled)
             loss = F.cross_entropy(logits, labels, reduction="none", ignore_index=UNKNOWN)
         unit = F.normalize(pooled, dim=1)

@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, average, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather_with_gradient, own_rows
 from finesight.nn.heads import mlp
+from finesight.nn.pooling import Pool
 
 EPS = 1e-4
 
@@ -52,9 +53,9 @@ class VICReg(Objective):
     metrics = ("invariance", "variance", "covariance")
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: VICRegConfig, data: Data) -> None:
-        super().__init__(backbone, config, data)
-        self.head = mlp(backbone.channels, config.hidden, config.hidden, config.dim, last="no-bias")
+    def __init__(self, backbone: Backbone, config: VICRegConfig, data: Data, pool: Pool | None = None) -> None:
+        super().__init__(backbone, config, data, pool)
+        self.head = mlp(self.pool.width, config.hidden, config.hidden, config.dim, last="no-bias")
 
     @classmethod
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
@@ -64,8 +65,8 @@ class VICReg(Objective):
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         config = self.config
         with full_precision(phi):
-            pooled = average(phi)
-            first, second = self.head(pooled), self.head(average(other))
+            pooled = self.pool(phi)
+            first, second = self.head(pooled), self.head(self.pool(other))
             invariance = (first - second).square().mean(1)
             both = [joined - joined.mean(0) for joined in (gather_with_gradient(first), gather_with_gradient(second))]
             variance = own_rows(sum(variance_parts(z) for z in both)) / 2  # type: ignore[arg-type]
@@ -74,5 +75,11 @@ class VICReg(Objective):
             embedding, target = F.normalize(first, dim=1), F.normalize(second.detach(), dim=1)
         metrics = {"invariance": invariance, "variance": variance, "covariance": covariance}
         return Outcome(
-            loss, phi, pooled, embedding, target, metrics={name: part.detach().mean() for name, part in metrics.items()}
+            loss,
+            phi,
+            pooled,
+            embedding,
+            target,
+            average_pooled=self.pool.uniform,
+            metrics={name: part.detach().mean() for name, part in metrics.items()},
         )

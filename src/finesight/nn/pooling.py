@@ -1,4 +1,4 @@
-"""φ (and a mask) to one feature: average, attention-weighted, GeM, or attention inside GeM."""
+"""φ (and a mask) to one feature: average, attention-weighted, GeM, attention inside GeM, or bilinear."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
 from finesight.nn.pooling_config import AnyPooling, MaskName
@@ -53,23 +53,58 @@ def pool(phi: Tensor, mask: Tensor | None = None, *, gem: bool = False) -> Tenso
     return pooled.pow(1 / GEM_POWER) if gem else pooled
 
 
+def wide(x: Tensor) -> Tensor:
+    """At least fp32: GradCAM is near 1e-4, where half precision has no digits left."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
+
+
+def average(phi: Tensor) -> Tensor:
+    """φ averaged over its cells, never in half precision. (N, C, H, W) -> (N, C)"""
+    return phi.mean((2, 3), dtype=torch.promote_types(phi.dtype, torch.float32))
+
+
+def bilinear(phi: Tensor, responses: Tensor) -> Tensor:
+    """concat_k mean_ij a_k,ij φ_ij, without K copies of φ. (N, C, H, W), (N, K, H, W) -> (N, K*C)"""
+    cells = phi.shape[2] * phi.shape[3]
+    return torch.einsum("nkhw,nchw->nkc", responses, phi).flatten(1) / cells
+
+
+class Pool(nn.Module):
+    """What a head sees of φ while training: its average, or what a subclass makes of it."""
+
+    uniform = True  # every cell counts alike: GradCAM then needs the gradient at the pooled vector only
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.width = width
+
+    def forward(self, phi: Tensor) -> Tensor:
+        """(N, C, H, W) -> (N, width)"""
+        return average(phi)
+
+
 def object_share(objects: Tensor, height: int, width: int) -> Tensor:
     """The share of each cell of φ's grid that the object covers. (N, R, R) -> (N, H, W)"""
     return adaptive_avg_pool2d(objects.float()[:, None], (height, width))[:, 0]
 
 
 def mask_kind(name: AnyPooling) -> MaskName | None:
-    """Which mask weighs the positions; none where all count alike."""
-    kind = name.removesuffix("-gem")
+    """Which mask weighs the positions; none where all count alike. Of bilinear pooling, the one that sums it up."""
+    kind = "rationale" if name == "bilinear" else name.removesuffix("-gem")
     return None if kind in ("average", "gem") else kind
 
 
 def uses_rationale(name: AnyPooling) -> bool:
     """By the encoder's own branch or by another one."""
-    return name.startswith("rationale")
+    return name.startswith(("rationale", "bilinear"))
 
 
-def pool_by_name(name: AnyPooling, phi: Tensor, masks: Mapping[MaskName, Tensor]) -> Tensor:
-    """The named pooling, by the one of ``masks`` that it needs."""
+def pool_by_name(
+    name: AnyPooling, phi: Tensor, masks: Mapping[MaskName, Tensor], responses: Tensor | None = None
+) -> Tensor:
+    """The named pooling, by the one of ``masks`` that it needs, or by every projection's response."""
+    if name == "bilinear":
+        assert responses is not None
+        return bilinear(phi, responses)
     kind = mask_kind(name)
     return pool(phi, masks[kind] if kind is not None else None, gem=name.endswith("gem"))

@@ -2,7 +2,8 @@
 
 from typing import Literal, get_args
 
-PoolingName = Literal["average", "gem", "energy", "energy-gem", "rationale", "rationale-gem"]
+PoolingName = Literal["average", "gem", "energy", "energy-gem", "rationale", "rationale-gem", "bilinear"]
+TrainPooling = Literal["average", "rationale", "bilinear"]  # what a head sees of φ while training
 OracleName = Literal["box", "box-gem"]  # controls: the mask is the annotated object, which no user's folder has
 AnyPooling = str  # one of both, or "rationale:NAME" and "rationale:NAME-gem": by another branch beside the encoder's
 MaskName = str  # "energy", "rationale", "rationale:NAME" or "box"

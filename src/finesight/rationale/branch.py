@@ -1,11 +1,14 @@
-"""The GradCAM fitting branch: K filters of 1×1 and the maximum over them (Eq. 4)."""
+"""The GradCAM fitting branch: K filters of 1×1 and the maximum over them (Eq. 4), or one of its ablations."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from finesight.nn.pooling import attention_mask
 from finesight.rationale.config import RationaleConfig
 
 
@@ -18,8 +21,11 @@ class FittingBranch(nn.Module):
     def __init__(self, channels: int, config: RationaleConfig) -> None:
         super().__init__()
         self.normalise_input = config.input_norm == "l2"
+        self.projections = config.projections
         self.filters = nn.Conv2d(channels, config.projections, 1, bias=False)
         self.norm = nn.BatchNorm2d(config.projections) if config.branch_norm == "batch" else None
+        self.mix = nn.Conv2d(config.projections, 1, 1) if config.form == "mlp" else None
+        self.register_buffer("kept", torch.ones(config.projections, dtype=torch.bool) if config.keep != "all" else None)
 
     def responses(self, phi: Tensor) -> Tensor:
         """What each projection answers at each position. (N, C, H, W) -> (N, K, H, W)"""
@@ -31,5 +37,30 @@ class FittingBranch(nn.Module):
             return answers if self.norm is None else F.relu(self.norm(answers))
 
     def forward(self, phi: Tensor) -> Tensor:
-        """A_ij = max_k w_kᵀ φ_ij. (N, C, H, W) -> (N, H, W)"""
-        return self.responses(phi).amax(1)
+        """A_ij = max_k w_kᵀ φ_ij over the projections that are kept. (N, C, H, W) -> (N, H, W)
+
+        The ablation ``mlp`` has a second layer in place of the maximum.
+        """
+        answers = self.responses(phi)
+        if self.mix is not None:
+            with torch.autocast(phi.device.type, enabled=False):
+                mixed: Tensor = self.mix(F.relu(answers))
+                return mixed.squeeze(1)
+        if isinstance(self.kept, Tensor):
+            answers = answers.masked_fill(~self.kept[:, None, None], -torch.inf)
+        return answers.amax(1)
+
+    def keep(self, projections: Sequence[int]) -> None:
+        """From now on the maximum is over these alone."""
+        assert isinstance(self.kept, Tensor)
+        self.kept.fill_(False)
+        self.kept[list(projections)] = True
+
+
+def branch_mask(branch: FittingBranch, phi: Tensor, config: RationaleConfig) -> Tensor:
+    """A' of Eq. 8 as configured. (N, C, H, W) -> (N, H, W)
+
+    Taken literally (``mask_divisor="max"``) it is negative where all of A is; such a mask says nothing.
+    """
+    mask = attention_mask(branch(phi), over=config.mask_range, divisor=config.mask_divisor)
+    return mask.clamp(min=0).pow(config.mask_power)

@@ -5,9 +5,9 @@ The numbers in brackets are the rows of the table of ambiguities in ``docs/readi
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from finesight.nn.pooling_config import PoolingName
 
@@ -27,6 +27,10 @@ class RationaleConfig(BaseModel):
     detach_target: bool = True  # [8] does φ inside G carry gradient
     # branch: the attention map A
     projections: int = Field(32, ge=1)  # [16] K
+    form: Literal["max", "mlp"] = "max"  # "mlp": K hidden units, ReLU and a second layer instead of the maximum
+    keep: Literal["all", "top", "rest"] = "all"  # of the projections: those of highest spatial variance, or others
+    keep_count: int = Field(8, ge=1)
+    keep_from: int = Field(60, ge=0)  # the epoch before which all are kept
     study: tuple[int, ...] = ()  # other K to fit in the same run, beside the branch and without touching the encoder
     input_norm: Literal["none", "l2"] = "l2"  # φ as the branch sees it
     branch_norm: Literal["none", "batch"] = "none"  # [3] "batch" is conv, BN, ReLU, then max
@@ -49,6 +53,15 @@ class RationaleConfig(BaseModel):
     probe_input: Literal["unit", "raw"] = "unit"  # [13] what the linear probe is given
     projector: Literal["2-layer", "3-layer-bn"] = "2-layer"  # [14]
     checkpoint: Literal["last", "best"] = "last"  # [15] "best": by retrieval on a held-out slice of train, never test
+
+    @model_validator(mode="after")
+    def _enough_to_keep(self) -> Self:
+        needed = {"all": 0, "top": self.keep_count, "rest": 2 * self.keep_count}[self.keep]
+        if self.projections < needed:
+            raise ValueError(f"keep '{self.keep}' {self.keep_count} needs {needed} projections, not {self.projections}")
+        if self.form == "mlp" and self.keep != "all":
+            raise ValueError("a branch of form 'mlp' has no projections to keep")
+        return self
 
 
 READINGS: dict[ReadingName, RationaleConfig] = {

@@ -5,6 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from finesight.nn.pooling import wide
+
 
 def pooled_gradcam(phi: Tensor, pooled: Tensor, score: Tensor) -> Tensor:
     """(∂s/∂φ_ij)ᵀ φ_ij before the ReLU, from the gradient at the average-pooled vector. -> (N, H, W)
@@ -15,16 +17,11 @@ def pooled_gradcam(phi: Tensor, pooled: Tensor, score: Tensor) -> Tensor:
     cells = phi.shape[2] * phi.shape[3]
     with torch.autocast(phi.device.type, enabled=False):  # the backward too: its products would be half precision
         (g,) = torch.autograd.grad(score.sum(), pooled, retain_graph=True)  # (N, C)
-        return torch.einsum("nc,nchw->nhw", _wide(g), _wide(phi)) / cells
+        return torch.einsum("nc,nchw->nhw", wide(g), wide(phi)) / cells
 
 
 def map_gradcam(phi: Tensor, score: Tensor) -> Tensor:
     """The same from the gradient of the whole map, for pooling that is not an average. -> (N, H, W)"""
     with torch.autocast(phi.device.type, enabled=False):
         (g,) = torch.autograd.grad(score.sum(), phi, retain_graph=True)  # (N, C, H, W)
-        return (_wide(g) * _wide(phi)).sum(1)
-
-
-def _wide(x: Tensor) -> Tensor:
-    """At least fp32: G is near 1e-4, where half precision has no digits left."""
-    return x if x.dtype == torch.float64 else x.float()
+        return (wide(g) * wide(phi)).sum(1)

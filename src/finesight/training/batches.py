@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.data.cache import DecodedCache
+from finesight.data.scene import Backdrop
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,8 @@ class Batch:
     all_sizes: Tensor  # (N, 2) sizes of the joined batch: every rank draws the views' parameters for all of it
     share: slice  # this rank's rows of the joined batch
     labels: Tensor | None = None  # (n,) of this rank's images; -1: unknown
+    places: Tensor | None = None  # (N,) of the joined batch's images among all that are trained on
+    backdrop: Backdrop | None = None
 
 
 def step_generator(seed: int, step: int) -> torch.Generator:
@@ -31,7 +34,7 @@ def step_generator(seed: int, step: int) -> torch.Generator:
 
 
 class Batches:
-    """Steps from ``start`` on over ``images`` (indices into the cache); what does not fill a batch waits an epoch."""
+    """Steps from ``start`` on over ``images``, ascending indices into the cache; what fills no batch waits an epoch."""
 
     def __init__(
         self,
@@ -44,8 +47,10 @@ class Batches:
         start: int = 0,
         rank: int = 0,
         processes: int = 1,
+        backdrops: bool = False,
     ) -> None:
         self.cache, self.images, self.batch, self.seed, self.start = cache, images, batch, seed, start
+        self.backdrops = backdrops
         self.sizes = cache.sizes
         self.steps_per_epoch = len(images) // batch
         self.total = self.steps_per_epoch * epochs
@@ -66,7 +71,18 @@ class Batches:
             joined = self.indices(step)
             sizes = torch.from_numpy(self.sizes[joined])
             canvas, _ = self.cache.batch(joined[self.share])
-            yield Batch(step, canvas, sizes, self.share, self._labels(joined[self.share]))
+            places = np.searchsorted(self.images, joined)
+            backdrop = self._backdrop(step, places) if self.backdrops else None
+            labels = self._labels(joined[self.share])
+            yield Batch(step, canvas, sizes, self.share, labels, torch.from_numpy(places), backdrop)
+
+    def _backdrop(self, step: int, places: NDArray[np.int64]) -> Backdrop:
+        """For every image of a step another one, never itself."""
+        ahead = np.random.default_rng([self.seed, step, 3]).integers(1, len(self.images), len(places))
+        others = (places + ahead) % len(self.images)
+        chosen = self.images[others]
+        canvas, _ = self.cache.batch(chosen[self.share])
+        return Backdrop(canvas, torch.from_numpy(self.sizes[chosen]), torch.from_numpy(others))
 
     def _labels(self, images: NDArray[np.int64]) -> Tensor | None:
         labels = self.cache.source.labels

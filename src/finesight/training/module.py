@@ -11,7 +11,9 @@ import torch
 from torch import Tensor
 
 from finesight.config import TrainConfig
-from finesight.data.views import apply_views, sample_params
+from finesight.data.focus import CENTRE, NO_BOX
+from finesight.data.saliency import SIDE
+from finesight.data.scene import Scene
 from finesight.errors import FineSightError
 from finesight.methods.base import Data
 from finesight.methods.recipes import recipe
@@ -19,6 +21,7 @@ from finesight.methods.registry import OBJECTIVES
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, mean_over_ranks
 from finesight.nn.norm import join_norms
+from finesight.rationale.interaction import branch_pool
 from finesight.rationale.loss import Rationale
 from finesight.training.batches import Batch, step_generator
 from finesight.training.health import embedding_health
@@ -30,6 +33,8 @@ class TrainingModule(L.LightningModule):
     """State of a run: ``objective`` (encoder, twin, queue …), ``rationale`` and the number of finished ``steps``."""
 
     steps: Tensor
+    boxes: Tensor  # (images, 4) where crops are drawn, if that is asked for
+    maps: Tensor  # (images, S, S) uint8 where objects are, likewise
 
     def __init__(
         self, config: TrainConfig, *, images: int, steps_per_epoch: int, classes: int = 0, load_weights: bool = True
@@ -40,25 +45,36 @@ class TrainingModule(L.LightningModule):
         kind = OBJECTIVES[recipe(config.method).objective or ""]
         torch.manual_seed(config.seed)
         backbone = Backbone(config.backbone, load=load_weights)
-        self.objective = kind(backbone, config.objective, Data(images, config.batch, classes))
-        self.rationale = Rationale(backbone.channels, config.rationale) if config.rationale else None
+        data, pool, rationale = Data(images, config.batch, classes), None, None
+        if config.train_pooling != "average" and config.rationale is not None:
+            rationale = Rationale(backbone.channels, config.rationale)
+            pool = branch_pool(config.train_pooling, backbone.channels, rationale.branch, config.rationale)
+        self.objective = kind(backbone, config.objective, data, pool)
+        if rationale is None and config.rationale is not None:  # last: all else begins as without one
+            rationale = Rationale(backbone.channels, config.rationale)
+        self.rationale = rationale
         if kind.joint_norm:
             join_norms(self)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
+        focus, saliency = config.focus.source, config.saliency.source
+        box = torch.tensor(CENTRE) if focus == "centre" else torch.full((4,), NO_BOX)
+        self.register_buffer("boxes", box.repeat(images, 1) if focus != "none" else None)
+        maps = torch.zeros(images, SIDE, SIDE, dtype=torch.uint8) if saliency != "none" else None
+        self.register_buffer("maps", maps, persistent=saliency == "rationale")
         self.optimizer = self._make_optimizer()
         self.metrics: dict[str, float] = {}
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         generator = step_generator(self.config.seed, batch.step)
         kinds = self.kinds[: self.objective.views]
-        drawn = [sample_params(kind, batch.all_sizes, generator) for kind in kinds]
-        views = [
-            apply_views(kind, batch.canvas, params[batch.share]) for kind, params in zip(kinds, drawn, strict=True)
-        ]
+        scene = self._scene(batch)
+        views = [scene.view(kind, generator, masked=self.objective.masked) for kind in kinds]
         outcome = self.objective(views, generator, batch.labels)
         loss = contrast = outcome.loss.mean()
         metrics = {"objective": contrast, **outcome.metrics}
         if self.rationale is not None:
+            if not self.objective.pool.uniform:
+                outcome = replace(outcome, average_pooled=False)
             fitted = self.rationale(outcome)
             loss = self.rationale.config.lam * contrast + self.rationale.config.nu * fitted.loss
             metrics |= fitted.metrics
@@ -69,6 +85,21 @@ class TrainingModule(L.LightningModule):
             raise FineSightError(f"The loss is not a number at step {batch.step}.")
         total: Tensor = loss
         return total
+
+    def _scene(self, batch: Batch) -> Scene:
+        """The batch with what is known of its images."""
+        focused, mapped = self.config.focus.source != "none", self.config.saliency.source != "none"
+        places, backdrop, share = batch.places, batch.backdrop, batch.share
+        return Scene(
+            batch.canvas,
+            batch.all_sizes,
+            share,
+            boxes=self.boxes[places] if focused and places is not None else None,
+            beta=self.config.focus.beta,
+            maps=self.maps[places[share]] if mapped and places is not None else None,
+            backdrop=backdrop,
+            backdrop_maps=self.maps[backdrop.places[share]] if mapped and backdrop is not None else None,
+        )
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         optim = self.config.optim
@@ -119,4 +150,7 @@ class TrainingModule(L.LightningModule):
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Pixels and labels move; parameters of the views are drawn on the CPU so that every device sees the same."""
         labels = None if batch.labels is None else batch.labels.to(device, non_blocking=True)
-        return replace(batch, canvas=batch.canvas.to(device, non_blocking=True), labels=labels)
+        backdrop = batch.backdrop
+        if backdrop is not None:
+            backdrop = replace(backdrop, canvas=backdrop.canvas.to(device, non_blocking=True))
+        return replace(batch, canvas=batch.canvas.to(device, non_blocking=True), labels=labels, backdrop=backdrop)

@@ -31,6 +31,7 @@ from finesight.training.batches import Batches
 from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepEnd
 from finesight.training.checkpoints import checkpoints, load_checkpoint
 from finesight.training.export import encoder_of, save_encoder, save_frozen
+from finesight.training.looks import looks_of
 from finesight.training.metrics import MetricsLog, metric_series
 from finesight.training.module import TrainingModule
 from finesight.training.run import RunFolder
@@ -184,9 +185,13 @@ def _fit(
         start=start,
         rank=trainer.global_rank,
         processes=processes,
+        backdrops=config.views.pastes,
     )
     saver = Checkpointer(run, runtime.checkpoint_minutes, batches.total)
     watchers: list[L.Callback] = [saver]
+    if (looks := looks_of(config, cache, images)) is not None:
+        looks.begin(module, runtime.cache_dir, runtime.progress and main)
+        watchers.append(looks)
     log = None
     if main:
         console.print(f"{module.objective.backbone.load_report}; {len(images)} images, {batches.total} steps.")

@@ -1,0 +1,185 @@
+"""LEWEL (Huang et al., 2022): the head that embeds an image also says where to look. Here in its MoCo form.
+
+Of this form nothing was released; what is not in the authors' BYOL form (lewel_byol.py) is MoCo v2's or said below.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal, NamedTuple, Self
+
+import torch
+from pydantic import Field, PositiveInt, model_validator
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from finesight.errors import FineSightError
+from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.moco import MoCoConfig, info_nce, queue_size
+from finesight.nn.backbone import Backbone
+from finesight.nn.distributed import gather, own_rows, shuffled_forward, world
+from finesight.nn.heads import mlp
+from finesight.nn.momentum import follow, momentum_twin
+from finesight.nn.norm import join_norms
+from finesight.nn.pooling import Pool, average
+from finesight.nn.queue import Queue
+
+
+class LEWELHeadConfig(ObjectiveConfig):
+    """Sizes of the authors' code. Every dimension of the embedding is a map: ``dim`` = heads × maps of each."""
+
+    dim: int = Field(256, ge=1)
+    hidden: int = Field(4096, ge=1)
+    heads: int = Field(4, ge=1)  # groups of channels that look at places of their own
+    scale: float = Field(1.0, gt=0)  # the smaller, the sharper the maps
+    aligned_share: float = Field(0.5, ge=0, le=1)  # of the loss
+
+    @model_validator(mode="after")
+    def _as_many_maps_for_every_head(self) -> Self:
+        if self.dim % self.heads:
+            raise ValueError(f"dim {self.dim} cannot be divided among {self.heads} heads")
+        return self
+
+
+def align(cells: Tensor, maps: Tensor, heads: int) -> Tensor:
+    """The m-th vector is each head's channels, summed over cells by its m-th map. (N, C, L), (N, D, L) -> (N, M, C)"""
+    values, weights = (x.reshape(len(x), heads, -1, x.shape[2]) for x in (cells, maps))
+    return (weights @ values.mT).transpose(1, 2).flatten(2)  # (N, heads, M, C / heads) -> (N, M, C)
+
+
+def each(network: nn.Module, vectors: Tensor) -> Tensor:
+    """Every vector of every image through the network; to its norms all are one batch. (N, L, C) -> (N, L, D)"""
+    said: Tensor = network(vectors.flatten(0, 1))
+    return said.view(*vectors.shape[:2], -1)
+
+
+class Seen(NamedTuple):
+    """What a head makes of φ."""
+
+    pooled: Tensor  # (N, C) the average of φ
+    vectors: Tensor  # (N, 1 + M, D) the whole image's, then the aligned ones
+    maps: Tensor  # (N, D, L) over the L = H*W cells; each sums to one
+
+    def map_entropy(self) -> Tensor:
+        """1: the maps are uniform, every aligned vector is the average."""
+        entropy: Tensor = torch.special.entr(self.maps.detach()).sum(2).mean()
+        return entropy / math.log(max(2, self.maps.shape[2]))
+
+
+class LEWELHead(nn.Module):
+    """One MLP for the average of φ and, the same weights, for its cells; a second one for the aligned vectors.
+
+    As in the released code the average joins the cells as one more position, and batch norm takes its statistics from
+    all of them together: the image's embedding and the maps are normalised alike.
+    """
+
+    def __init__(self, channels: int, config: LEWELHeadConfig) -> None:
+        super().__init__()
+        if channels % config.heads:
+            raise FineSightError(
+                f"The backbone's {channels} channels cannot be divided among {config.heads} heads: set objective.heads "
+                "to a number that divides them and objective.dim."
+            )
+        self.heads, self.scale = config.heads, config.scale
+        self.shared = mlp(channels, config.hidden, config.dim, last="no-bias")
+        self.aligned = mlp(channels, config.hidden, config.dim, last="no-bias")
+
+    def forward(self, phi: Tensor) -> Seen:
+        pooled = average(phi)
+        cells = phi.flatten(2).to(pooled.dtype)  # (N, C, L)
+        said = each(self.shared, torch.cat([pooled[:, :, None], cells], dim=2).transpose(1, 2))  # (N, 1 + L, D)
+        maps = (F.normalize(said[:, 1:], dim=2) / self.scale).softmax(dim=1).transpose(1, 2)
+        aligned = each(self.aligned, align(cells, maps, self.heads))
+        return Seen(pooled, torch.cat([said[:, :1], aligned], dim=1), maps)
+
+
+def refuse_pool(pool: Pool | None) -> None:
+    """The heads pool by maps of their own."""
+    if pool is not None and not pool.uniform:
+        raise FineSightError("LEWEL pools by its own maps: it cannot be trained with another pooling.")
+
+
+class LEWELConfig(LEWELHeadConfig):
+    """Beside the heads as in MoCo v2."""
+
+    temperature: float = Field(0.2, gt=0)
+    momentum: float = Field(0.999, ge=0, le=1)
+    queue: PositiveInt | Literal["auto"] = "auto"  # of either kind of keys
+    key_batch: int = Field(32, ge=2)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LEWELOutcome(Outcome):
+    aligned_key: Tensor  # (N, D) what enters the second queue
+
+
+class LEWEL(Objective):
+    """Whole images are contrasted as in MoCo, aligned vectors with the same map's in the other view.
+
+    Negatives of the aligned ones come from a queue of their own. All M of an image would leave room for a few images
+    only, nearly alike as an image's vectors are; so each image adds one, of a map drawn anew, and the queue holds all
+    maps and as many images as the first.
+
+    The heads have batch norms. Queries are normalised over the joined batch of all ranks, keys over shuffled parts of
+    it (a rank each, or ``key_batch``): in several processes as in one, and a key still cannot tell its query's batch.
+    """
+
+    Config = LEWELConfig
+    metrics = ("positive_similarity", "negative_similarity", "aligned_similarity", "map_entropy")
+
+    def __init__(self, backbone: Backbone, config: LEWELConfig, data: Data, pool: Pool | None = None) -> None:
+        refuse_pool(pool)
+        super().__init__(backbone, config, data, pool)
+        self.head = LEWELHead(backbone.channels, config)
+        self.key_backbone, self.key_head = momentum_twin(backbone), momentum_twin(self.head)
+        join_norms(self.backbone)  # not those of the keys, as ``joint_norm`` would
+        join_norms(self.head)
+        size = queue_size(MoCoConfig(queue=config.queue), data)
+        self.queue, self.aligned_queue = Queue(size, config.dim), Queue(size, config.dim)
+
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+        config = self.config
+        phi = self.backbone(views[0])
+        k = shuffled_forward(self._keys, views[1], generator, config.key_batch)  # (N, 1 + M, D)
+        with full_precision(phi):
+            seen = self.head(phi)
+            q = F.normalize(seen.vectors, dim=2)
+            loss, positive, negative = info_nce(q[:, 0], k[:, 0], self.queue.vectors, config.temperature)
+            pairs = (q[:, 1:].flatten(0, 1), k[:, 1:].flatten(0, 1))
+            aligned, aligned_positive, _ = info_nce(*pairs, self.aligned_queue.vectors, config.temperature)
+            loss = torch.lerp(loss, aligned.view(len(q), -1).mean(1), config.aligned_share)
+        metrics = {
+            "positive_similarity": positive.detach().mean(),
+            "negative_similarity": negative.detach().mean(),
+            "aligned_similarity": aligned_positive.detach().mean(),
+            "map_entropy": seen.map_entropy(),
+        }
+        drawn = torch.randint(1, k.shape[1], (len(k) * world()[1],), generator=generator)  # of the joined batch
+        aligned_key = k[torch.arange(len(k), device=k.device), own_rows(drawn).to(k.device)]
+        return LEWELOutcome(
+            loss,
+            phi,
+            seen.pooled,
+            q[:, 0],
+            k[:, 0],
+            positive=positive,
+            average_pooled=False,
+            metrics=metrics,
+            aligned_key=aligned_key,
+        )
+
+    def _keys(self, images: Tensor) -> Tensor:
+        phi = self.key_backbone(images)
+        with full_precision(phi):
+            return F.normalize(self.key_head(phi).vectors, dim=2)
+
+    def before_step(self, progress: float = 0.0) -> None:
+        follow(self.key_backbone, self.backbone, self.config.momentum)
+        follow(self.key_head, self.head, self.config.momentum)
+
+    def after_step(self, outcome: Outcome) -> None:
+        assert isinstance(outcome, LEWELOutcome)
+        self.queue.push(gather(outcome.target))
+        self.aligned_queue.push(gather(outcome.aligned_key))

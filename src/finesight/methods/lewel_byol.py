@@ -1,0 +1,86 @@
+"""LEWEL in its BYOL form (LEWEL-B): predict the twin's embedding of the other view, and its aligned vectors."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from pydantic import Field
+from torch import Tensor
+from torch.nn import functional as F
+
+from finesight.methods.base import Data, Objective, Outcome, full_precision
+from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
+from finesight.methods.lewel import LEWELHead, LEWELHeadConfig, each, refuse_pool
+from finesight.nn.backbone import Backbone
+from finesight.nn.heads import mlp
+from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+from finesight.nn.pooling import Pool
+
+
+class LEWELBYOLConfig(LEWELHeadConfig):
+    momentum: float = Field(0.996, ge=0, le=1)
+
+
+class LEWELBYOL(Objective):
+    """The twin looks where its own maps say, in its own view."""
+
+    Config = LEWELBYOLConfig
+    metrics = ("positive_similarity", "aligned_similarity", "map_entropy")
+    joint_norm = True
+
+    def __init__(self, backbone: Backbone, config: LEWELBYOLConfig, data: Data, pool: Pool | None = None) -> None:
+        refuse_pool(pool)
+        super().__init__(backbone, config, data, pool)
+        self.head = LEWELHead(backbone.channels, config)
+        self.predictor = mlp(config.dim, config.hidden, config.dim, last="no-bias")
+        self.aligned_predictor = mlp(config.dim, config.hidden, config.dim, last="no-bias")
+        self.twin_backbone, self.twin_head = momentum_twin(backbone), momentum_twin(self.head)
+
+    @classmethod
+    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
+        return {**lars(0.9, batch, epochs, weight_decay=1.5e-6), **ASYMMETRIC_VIEWS, "views.scale": (0.2, 1.0)}
+
+    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+        phi, other = self.backbone(views[0]), self.backbone(views[1])
+        targets = [self._target(view) for view in views[:2]]
+        with full_precision(phi):
+            seen = self.head(phi)
+            first, aligned_first = self._agreement(seen.vectors, targets[1])
+            second, aligned_second = self._agreement(self.head(other).vectors, targets[0])
+            instance, aligned = 4 - 2 * first - 2 * second, 4 - 2 * aligned_first - 2 * aligned_second
+            loss = torch.lerp(instance, aligned, self.config.aligned_share)
+        metrics = {
+            "positive_similarity": (first + second).detach().mean() / 2,
+            "aligned_similarity": (aligned_first + aligned_second).detach().mean() / 2,
+            "map_entropy": seen.map_entropy(),
+        }
+        embedding = F.normalize(seen.vectors[:, 0], dim=1)
+        return Outcome(
+            loss,
+            phi,
+            seen.pooled,
+            embedding,
+            targets[1][:, 0],
+            positive=first,
+            average_pooled=False,
+            metrics=metrics,
+        )
+
+    def _agreement(self, vectors: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
+        """Cosine of predictions and targets: the image's, and the mean of the aligned ones. (N, 1 + M, D)² -> (N,)²"""
+        instance = F.cosine_similarity(self.predictor(vectors[:, 0]), target[:, 0])
+        aligned = F.cosine_similarity(each(self.aligned_predictor, vectors[:, 1:]), target[:, 1:], dim=2)
+        return instance, aligned.mean(1)
+
+    @torch.no_grad()
+    def _target(self, view: Tensor) -> Tensor:
+        phi = self.twin_backbone(view)
+        with full_precision(phi):
+            return F.normalize(self.twin_head(phi).vectors, dim=2)
+
+    def before_step(self, progress: float = 0.0) -> None:
+        momentum = rising_momentum(self.config.momentum, progress)
+        follow(self.twin_backbone, self.backbone, momentum)
+        follow(self.twin_head, self.head, momentum)

@@ -1,0 +1,58 @@
+"""Every system of the paper, small: it trains, is saved, loaded and used."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from finesight.config import RuntimeConfig, build_config
+from finesight.data.cache import open_cache
+from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.sources import ImageSource
+from finesight.encoder import Encoder
+from finesight.methods.recipes import RECIPES, recipe
+from finesight.training.metrics import metric_series
+from finesight.training.train import train
+from small import HEADS, SMALL
+
+BATCH = 8
+
+
+@pytest.fixture(scope="module")
+def birds(tmp_path_factory: pytest.TempPathFactory) -> ImageSource:
+    settings = LookalikesConfig(species=2, train_per_species=BATCH // 2, test_per_species=2, size=40)
+    return make_lookalikes(tmp_path_factory.mktemp("recipes") / "birds", settings)
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
+    return RuntimeConfig(cache_dir=tmp_path_factory.mktemp("cache"), progress=False, log_every=1)
+
+
+@pytest.mark.parametrize("method", RECIPES)
+def test_a_recipe_trains_is_saved_and_embeds(
+    method: str, birds: ImageSource, runtime: RuntimeConfig, tmp_path: Path
+) -> None:
+    objective = recipe(method).objective
+    settings: dict[str, Any] = {**SMALL, "data": str(birds.root), "method": method, "validation.fraction": 0.0}
+    settings |= {f"objective.{name}": size for name, size in HEADS[objective].items()} if objective else {}
+    settings |= {"views.local_crops": 2} if objective == "dino" else {}
+    config = build_config(settings)  # two epochs of one step: what an epoch begins with happens too
+    run = train(config, tmp_path / "run", runtime)
+    encoder = Encoder.load(run.root)
+    assert encoder.config.method == method
+    if objective is not None:
+        assert [step for step, _ in metric_series(run.metrics_file)["loss"]] == [0, 1]
+        assert all(np.isfinite(value) for _, value in metric_series(run.metrics_file)["loss"])
+    cache = open_cache(birds.split("test"), 37, cache_dir=runtime.cache_dir, progress=False)
+    features = encoder.embed(encoder.view(*cache.batch(range(4))))
+    wide = encoder.branch.projections if encoder.config.pooling == "bilinear" and encoder.branch else 1
+    assert features.shape == (4, wide * encoder.channels)
+    assert torch.isfinite(features).all()
+    assert features.std(0).max() > 0, "images differ"
+    alone = encoder.embed(encoder.view(*cache.batch([2])))
+    torch.testing.assert_close(alone, features[2:3], rtol=0, atol=0)
