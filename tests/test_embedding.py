@@ -13,9 +13,11 @@ import pytest
 from PIL import Image
 
 import finesight
+from finesight import embedding as module
 from finesight.embedding import check_output, embed_images, write_features
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
+from finesight.evaluation.features import WideRows
 from processes import command, refused, succeeded
 
 FORMATS = ("npz", "parquet", "csv")
@@ -132,3 +134,31 @@ def test_one_picture_of_another_shape(encoder: Encoder, tmp_path: Path) -> None:
     paths, values = read(tmp_path / "f.npz")
     assert paths == ["tall.png", "tiny.png", "wide.png"]
     np.testing.assert_allclose(values[1:], values[:-1], atol=1e-5)
+
+
+@pytest.mark.parametrize("suffix", FORMATS)
+def test_wide_features_are_written_in_float32_part_by_part(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "BLOCK_BYTES", 4 * 50 * 3)
+    values = np.random.default_rng(0).standard_normal((7, 50)).astype(np.float32) * np.float32(1e6)
+    wide = WideRows.empty(7, 50)
+    wide[:] = values
+    names = np.array([f"{i}.png" for i in range(7)])
+    for features in (wide, values):
+        write_features(names, features, tmp_path / f"f.{suffix}")
+        paths, got = read(tmp_path / f"f.{suffix}")
+        assert paths == names.tolist()
+        assert got.dtype == np.float32
+        assert np.array_equal(got, np.asarray(features))
+    np.testing.assert_allclose(np.asarray(wide), values, rtol=1e-3)
+    with pytest.raises(ValueError, match=r"7 paths but 6|zip"):
+        write_features(names, wide[:6], tmp_path / f"f.{suffix}")
+    assert np.array_equal(read(tmp_path / f"f.{suffix}")[1], values), "the old file stays"
+
+
+def test_npz_is_what_numpy_writes(tmp_path: Path) -> None:
+    values, names = np.arange(6, dtype=np.float32).reshape(3, 2), np.array(["a", "b", "ü"])
+    write_features(names, values, tmp_path / "ours.npz")
+    np.savez(tmp_path / "theirs.npz", paths=names, features=values)
+    assert (tmp_path / "ours.npz").read_bytes() == (tmp_path / "theirs.npz").read_bytes()

@@ -11,15 +11,17 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import finesight
 from finesight.api import frozen
 from finesight.data.sources import open_source
-from finesight.encoder import Encoder
+from finesight.encoder import Encoded, Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation import evaluate as module
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings, split_indices
+from finesight.evaluation.features import WideRows
 from finesight.evaluation.linear import linear_probe
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import ORACLES, POOLINGS
@@ -233,7 +235,7 @@ def test_all_poolings_at_once_are_each_alone(encoder: Encoder, birds: Path) -> N
         same(together[name], evaluate(encoder, birds, pooling=name, fractions=(50,), progress=False))
     assert len({evaluation.scores["retrieval"]["mAP"] for evaluation in together.values()}) > 1
     maps = {name: evaluation.scores.get("localization", {}).get("map") for name, evaluation in together.items()}
-    masked = dict.fromkeys(("energy", "energy-gem", "rationale", "rationale-gem"), "attention")
+    masked = dict.fromkeys(("energy", "energy-gem", "rationale", "rationale-gem", "bilinear"), "attention")
     assert maps == {**masked, "average": "uniform", "gem": "uniform", "box": None, "box-gem": None}
 
 
@@ -277,6 +279,32 @@ def test_a_mask_over_the_batch_changes_other_poolings_by_rounding_alone(encoder:
     same(together["rationale"], alone["rationale"])
     features = [which["average"].extracted.features["average"] for which in (together, alone)]
     np.testing.assert_allclose(*features, rtol=1e-4, atol=1e-6)
+
+
+@pytest.mark.parametrize("split", ["birds", "class_folders"])
+def test_wide_features_score_as_the_narrow_ones_they_come_from(
+    split: str, encoder: Encoder, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turned into 20,000 dimensions without a change of angles; with a split of their own, all images are searched."""
+    data = request.getfixturevalue(split)
+    turn = torch.linalg.qr(torch.randn(20_000, encoder.channels, generator=torch.Generator().manual_seed(0)))[0].T
+    narrow = evaluate(encoder, data, pooling="average", fractions=(100,), progress=False)
+    plain = Encoder.encode
+
+    def encode(self: Encoder, *args: Any) -> Encoded:
+        encoded = plain(self, *args)
+        return Encoded({name: value @ turn for name, value in encoded.features.items()}, encoded.masks)
+
+    monkeypatch.setattr(Encoder, "encode", encode)
+    wide = evaluate(encoder, data, pooling="average", fractions=(100,), progress=False)
+    assert isinstance(wide.extracted.features["average"], WideRows)
+    assert wide.extracted.features["average"].shape == (len(wide.test), 20_000)
+    assert wide.queries.queries == narrow.queries.queries
+    np.testing.assert_allclose(wide.queries.ap, narrow.queries.ap, atol=0.05)
+    images = len(wide.test)
+    assert wide.scores["linear"]["100"]["top1"] == pytest.approx(
+        narrow.scores["linear"]["100"]["top1"], abs=250 / images
+    )
 
 
 def test_each_query_is_kept(encoder: Encoder, birds: Path) -> None:

@@ -14,10 +14,10 @@ import finesight
 from finesight.api import frozen
 from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.data.sources import open_source
-from finesight.encoder import Encoder
+from finesight.encoder import Encoded, Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation import features as module
-from finesight.evaluation.features import extract, object_masks
+from finesight.evaluation.features import WIDE, WideRows, extract, joined, object_masks, row_lengths
 from finesight.nn.backbone_config import BackboneConfig
 
 
@@ -114,3 +114,96 @@ def test_the_mask_lies_on_the_view(tmp_path: Path) -> None:
 def test_without_masks_there_are_none(unlabelled: Path) -> None:
     cache = open_cache(open_source(unlabelled), 37, progress=False)
     assert list(object_masks(cache, np.arange(3), 32)) == [None, None, None]
+
+
+# --- features too wide for float32 ------------------------------------------------------------------------------------
+
+
+def kept(values: np.ndarray) -> WideRows:
+    rows = WideRows.empty(*values.shape)
+    for start in range(0, len(values), 3):
+        rows[start : start + 3] = values[start : start + 3]
+    return rows
+
+
+def test_wide_features_are_extracted_into_16_bits(
+    encoder: Encoder, cache: DecodedCache, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside narrow ones, which stay as they are."""
+    widen = torch.randn(encoder.channels, 20_000, generator=torch.Generator().manual_seed(0))
+    plain = encoder.encode
+
+    def encode(views: torch.Tensor, poolings: tuple[str, ...], objects: torch.Tensor | None = None) -> Encoded:
+        encoded = plain(views, ("average",), objects)
+        return Encoded(encoded.features | {"gem": encoded.features["average"] @ widen}, encoded.masks)
+
+    monkeypatch.setattr(encoder, "encode", encode)
+    monkeypatch.setattr(module, "BATCH", 5)
+    order = np.random.default_rng(0).permutation(len(cache))[:13]
+    found = extract(encoder, cache, order, ("average", "gem"), progress=False).features
+    narrow = encoder.embed([cache.source.file(int(i)) for i in order], "average")
+    assert isinstance(found["average"], np.ndarray)
+    assert np.array_equal(found["average"], narrow.numpy())
+    assert isinstance(found["gem"], WideRows)
+    assert found["gem"].values.dtype == np.float16
+    assert found["gem"].shape == (13, 20_000)
+    np.testing.assert_allclose(np.asarray(found["gem"]), (narrow @ widen).numpy(), rtol=1e-3, atol=1e-5)
+
+
+def test_just_wide_enough(encoder: Encoder, cache: DecodedCache, monkeypatch: pytest.MonkeyPatch) -> None:
+    for width, kind in ((WIDE, np.ndarray), (WIDE + 1, WideRows)):
+        fake = lambda views, *_, width=width: Encoded(  # noqa: E731
+            {"average": torch.ones(len(views), width)}, {"energy": torch.ones(len(views), 4, 4)}
+        )
+        monkeypatch.setattr(encoder, "encode", fake)
+        assert type(extract(encoder, cache, np.arange(3), ("average",), progress=False).features["average"]) is kind
+
+
+def test_rows_of_any_size_keep_eleven_bits() -> None:
+    rng = np.random.default_rng(0)
+    size = np.array([1e-45, 1e-38, 1e-20, 1e-6, 0, 1, 65_504, 65_520, 1e20, 3e38])[:, None]
+    values = (rng.uniform(-1, 1, (10, 400)) * size).astype(np.float32)
+    got = np.asarray(kept(values))
+    assert got.dtype == np.float32
+    assert np.isfinite(got).all()
+    assert (np.abs(got.astype(float) - values) <= 2.0**-11 * np.abs(values) + 2.0**-38 * size).all()
+    assert not got[4].any()
+    assert np.array_equal(np.asarray(kept(got)), got), "what was kept once is kept exactly"
+
+
+def test_small_numbers_beside_large_ones() -> None:
+    values = np.float32([[1.0, 2.0**-27, 2.0**-28 * 1.001, 0, -3e-5]])
+    np.testing.assert_allclose(np.asarray(kept(values)), values, rtol=2.0**-11)
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_what_is_not_finite_stays_so(bad: float) -> None:
+    values = np.ones((4, 5), np.float32)
+    values[1, 2] = bad
+    assert np.isfinite(row_lengths(kept(values))).tolist() == [True, False, True, True]
+
+
+def test_wide_rows_are_chosen_as_those_of_an_array() -> None:
+    rng = np.random.default_rng(1)
+    wide = kept(rng.standard_normal((9, 40)).astype(np.float32))
+    array = np.asarray(wide)
+    mask = np.arange(9) % 2 == 0
+    for key in (slice(2, 7), np.array([8, 0, 0, 3]), mask, torch.tensor([4, 1]), torch.from_numpy(mask), slice(0, 0)):
+        assert np.array_equal(np.asarray(wide[key]), array[np.asarray(key) if torch.is_tensor(key) else key])
+    assert np.array_equal(np.asarray(wide[mask][1:3, 5:9]), array[mask][1:3, 5:9])
+    assert np.shares_memory(wide[mask][:, 5:9].values, wide.values), "nothing is copied"
+    assert np.array_equal(np.stack(list(wide)), array)
+    assert np.array_equal(np.asarray(WideRows.of(array)), array)
+    assert np.array_equal(np.asarray(joined(wide[mask], wide[2:5])), np.concatenate([array[mask], array[2:5]]))
+    assert np.array_equal(joined(array, array), np.concatenate([array, array]))
+    np.testing.assert_allclose(np.asarray(wide.times(np.arange(9.0))), array * np.arange(9)[:, None], rtol=1e-6)
+    assert np.asarray(wide, dtype=np.float64).dtype == np.float64
+
+
+def test_lengths_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+    values = np.random.default_rng(2).standard_normal((9, 40)).astype(np.float32)
+    whole = np.linalg.norm(values.astype(np.float64), axis=1)
+    monkeypatch.setattr(module, "BLOCK_BYTES", 1000)
+    assert np.array_equal(row_lengths(values), whole)
+    np.testing.assert_allclose(row_lengths(kept(values)), whole, rtol=1e-3)
+    assert row_lengths(values[:0]).shape == (0,)

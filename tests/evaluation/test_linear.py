@@ -1,5 +1,7 @@
 import math
 import re
+import subprocess
+import sys
 from itertools import pairwise
 
 import numpy as np
@@ -10,7 +12,8 @@ from hypothesis import strategies as st
 
 from finesight.errors import FineSightError
 from finesight.evaluation import linear
-from finesight.evaluation.linear import fit, linear_probe, nested_fractions, predict
+from finesight.evaluation.features import WideRows
+from finesight.evaluation.linear import RowSpace, fit, linear_probe, nested_fractions, predict
 from reference.linear import sgd
 
 QUICK = {"lrs": (1.0, 10.0, 100.0), "epochs": (5, 15)}
@@ -342,3 +345,139 @@ def test_labels_of_another_length() -> None:
     x, y = blobs(0)
     with pytest.raises(ValueError, match="test features"):
         linear_probe(x, y, x, y[:-1], **QUICK)
+
+
+# --- more dimensions than images --------------------------------------------------------------------------------------
+
+
+def wide(seed: int, images: int = 60, dim: int = 500) -> tuple[np.ndarray, np.ndarray]:
+    """Much alike, as features are, with copies and a row of zeros; unit length but for those."""
+    rng = np.random.default_rng(seed)
+    labels = np.arange(images) % 4
+    centres = np.random.default_rng(99).standard_normal((4, dim))
+    x = 3 + centres[labels] + rng.standard_normal((images, dim))
+    x /= np.linalg.norm(x, axis=1, keepdims=True)
+    x[10:20] = x[:10]  # of other classes
+    x[30:33] = x[29]
+    x[40] = 0
+    return x.astype(np.float32), labels
+
+
+def half(x: np.ndarray) -> WideRows:
+    rows = WideRows.empty(*x.shape)
+    rows[:] = x
+    return rows
+
+
+@pytest.mark.parametrize("uneven", [False, True])
+@pytest.mark.parametrize("kept", ["float32", "float16"])
+def test_a_probe_in_the_row_space_is_the_probe(uneven: bool, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same weights and predictions as the direct fit, whatever the rate, on all rows and on a part of them."""
+    monkeypatch.setattr(linear, "GRAM_BLOCK", 8 * 60 * 37)
+    (x, labels), (test, _) = wide(0), wide(1)
+    if uneven:
+        x *= np.random.default_rng(2).uniform(0.01, 3, (60, 1)).astype(np.float32)
+    given = torch.from_numpy(x) if kept == "float32" else half(x)
+    exact = torch.from_numpy(np.asarray(given))
+    y, seen, unseen = torch.from_numpy(labels), torch.from_numpy(x), torch.from_numpy(test)
+    span = RowSpace(given)
+    assert span.rows.shape == (60, 60)
+    torch.testing.assert_close(span.rows @ span.rows.T, exact @ exact.T, rtol=1e-5, atol=1e-6)
+    assert not span.rows[40].any()
+    monkeypatch.setattr(linear, "JITTER", 1e-12)
+    finer = RowSpace(given)
+    inside = finer.factor * finer.norm[:, None]
+    for part in (torch.arange(60), torch.arange(5, 47)):
+        same_probe(span, span.rows[part], exact[part], y[part], [0.3, 3.0, 10.0], (seen, unseen))
+        high = [3.0, 30.0, 100.0]
+        same_probe(finer, inside[part], exact[part].double(), y[part], high, (seen.double(), unseen.double()))
+
+
+def same_probe(
+    span: RowSpace, inside: torch.Tensor, rows: torch.Tensor, y: torch.Tensor, lrs: list[float], seen: tuple
+) -> None:
+    """Rates at which a fit overshoots magnify its rounding, a thousandfold and more: those are tried in float64."""
+    direct, lifted = fit(rows, y, 4, lrs, 50, seed=0), span.lift(fit(inside, y, 4, lrs, 50, seed=0))
+    assert lifted.shape == direct.shape
+    for x in seen:
+        for got, want in zip(predict(lifted, x), predict(direct, x), strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+def test_one_image_many_times_over() -> None:
+    x = torch.ones(300, 2000) / math.sqrt(2000)
+    span = RowSpace(x)
+    torch.testing.assert_close(span.rows @ span.rows.T, torch.ones(300, 300))
+    weight = fit(span.rows, torch.arange(300) % 3, 3, [1.0], 5, seed=0)
+    direct = fit(x, torch.arange(300) % 3, 3, [1.0], 5, seed=0)
+    torch.testing.assert_close(predict(span.lift(weight), x), predict(direct, x), rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("normalise", [True, False])
+def test_the_way_does_not_change_the_scores(normalise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    (x, y), (test, test_y) = blobs(0, dim=400, noise=4), blobs(1, dim=400, noise=4)
+    x *= np.random.default_rng(0).uniform(0.5, 2, (len(x), 1)).astype(np.float32)
+    made: list[int] = []
+    plain = RowSpace.__init__
+    monkeypatch.setattr(RowSpace, "__init__", lambda self, x: made.append(len(x)) or plain(self, x))
+    options = {"lrs": (1.0, 10.0), "epochs": (5, 15), "normalise": normalise}
+    inside = linear_probe(x, y, test, test_y, **options)
+    assert made == [120, 60, 24]
+    monkeypatch.setattr(linear, "GRAM", 1)
+    direct = linear_probe(x, y, test, test_y, **options)
+    assert 20 < direct["100"]["top1"] < 100
+    for percent in direct:
+        assert inside[percent]["top1"] == pytest.approx(direct[percent]["top1"], abs=1)  # one image of 120
+        assert (inside[percent]["lr"], inside[percent]["epochs"]) == (direct[percent]["lr"], direct[percent]["epochs"])
+    monkeypatch.setattr(linear, "WIDE", 399)  # row by row out of one matrix
+    lazily = linear_probe(half(x), y, half(test), test_y, **options)
+    assert len(made) == 3
+    for percent in direct:
+        assert lazily[percent]["top1"] == pytest.approx(direct[percent]["top1"], abs=2)
+
+
+def test_wide_features_without_a_label_and_too_many_images_for_the_row_space(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rows are then taken out of the matrix batch by batch, and it is the same fit."""
+    (x, y), (test, test_y) = blobs(0, dim=30, noise=2), blobs(1, dim=30, noise=2)
+    y[::7], test_y[::5] = -1, -1
+    narrow = linear_probe(x, y, test, test_y, normalise=False, fractions=[100], **QUICK)
+    monkeypatch.setattr(linear, "WIDE", 29)
+    monkeypatch.setattr(linear, "RowSpace", lambda *_: pytest.fail("not for so many images"))
+    assert linear_probe(x, y, test, test_y, normalise=False, fractions=[100], **QUICK)["100"]["top1"] == pytest.approx(
+        narrow["100"]["top1"], abs=1.1
+    )
+
+
+def test_wide_features_that_are_not_finite() -> None:
+    x, y = wide(0, dim=20_000)
+    x[7, 3] = np.inf
+    with pytest.raises(FineSightError, match="test features hold values that are not finite"):
+        linear_probe(half(wide(0, dim=20_000)[0]), y, half(x), y, **QUICK)
+
+
+def test_wide_features_are_never_copied() -> None:
+    """Of 3,000 images with 20,000 numbers (120 MB in 16 bits, 240 in float32) in all, 800 to fit to."""
+    script = """
+import resource, numpy as np
+from finesight.evaluation import linear
+from finesight.evaluation import features as store
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+store.BLOCK_BYTES = linear.GRAM_BLOCK = 2 * 2**20
+linear.BATCH = 64
+rng = np.random.default_rng(0)
+features = store.WideRows.empty(3000, 20_000)
+for start in range(0, 3000, 50):
+    features[start : start + 50] = rng.standard_normal((50, 20_000), dtype="f4")
+labels = np.arange(3000) % 5
+labels[::50] = -1
+def probe(train, test):
+    return linear.linear_probe(
+        features[train], labels[train], features[test], labels[test], lrs=(1.0,), epochs=(2,), fractions=(100,)
+    )
+probe(slice(0, 60), slice(60, 120))
+before = peak()
+probe(slice(0, 800), slice(800, 3000))
+print(peak() - before)
+"""
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
+    assert float(run.stdout) < 50  # MB

@@ -16,7 +16,7 @@ from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.data.sources import ImageSource, open_source
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
-from finesight.evaluation.features import Extracted, extract, has_objects, object_masks, shown_mask
+from finesight.evaluation.features import Extracted, extract, has_objects, joined, object_masks, shown_mask
 from finesight.evaluation.linear import linear_probe
 from finesight.evaluation.localization import localization
 from finesight.evaluation.retrieval import RetrievalScores, retrieval
@@ -124,7 +124,7 @@ def evaluate_poolings(
     result: dict[AnyPooling, Evaluation] = {}
     for name in sorted(poolings, key=lambda name: name in probing):
         features = extracted.features[name]
-        queries = retrieval(np.concatenate([features, known[name]]) if whole else features, labels[gallery])
+        queries = retrieval(joined(features, known[name]) if whole else features, labels[gallery])
         scores: dict[str, Any] = {"retrieval": queries.summary()}
         if name in probing:
             scores["linear"] = linear_probe(

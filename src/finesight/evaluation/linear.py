@@ -3,16 +3,21 @@
 The paper's released protocol reports the best epoch *on test* at one learning rate: it flatters, and suits
 some features only. Here rate and length are chosen on a part of train, alike for every method, and test is
 touched once.
+
+Features with many more dimensions than there are images to fit to are fitted in the images' row space, which gives
+the same probe at the cost of as many dimensions as images; see ``RowSpace``. No random projection is needed.
 """
 
 import math
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from functools import cached_property
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
+from finesight.evaluation.features import WIDE, Features, WideRows, row_lengths
 
 LEARNING_RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 EPOCHS = (30, 100)
@@ -23,6 +28,11 @@ VALIDATION = 0.2
 ENOUGH = 1000  # validation images; a choice on fewer is luck, so that several folds are tried then
 FOLDS = 5
 FINALISTS = 3
+GRAM = 16_384  # images at most in a matrix of their inner products, which takes 2 GB then
+GRAM_BLOCK = 256 * 2**20  # bytes of the features that it is summed from at a time
+JITTER = 2.0**-25  # half the last bit of float32 at 1; at least n² 2⁻⁵³, which Cholesky needs where images are copies
+
+Rows = torch.Tensor | WideRows
 
 
 def nested_fractions(
@@ -43,9 +53,9 @@ def nested_fractions(
 
 
 def linear_probe(
-    train_x: NDArray[np.float32],
+    train_x: Features,
     train_y: NDArray[np.int64],
-    test_x: NDArray[np.float32],
+    test_x: Features,
     test_y: NDArray[np.int64],
     *,
     fractions: Sequence[int] = (100, 50, 20),
@@ -61,11 +71,12 @@ def linear_probe(
     gives each feature length 1; without it one common scale is taken out, so that the same learning rates
     suit any network. ``progress`` is told in words what is being done.
     """
-    train_x, train_y = _labelled(train_x, train_y, "train")
-    test_x, test_y = _labelled(test_x, test_y, "test")
+    train_x, train_y, norm = _labelled(train_x, train_y, "train")
+    test_x, test_y, test_norm = _labelled(test_x, test_y, "test")
     classes = np.unique(train_y)
     _check_classes(classes, test_y)
-    x, test = _scaled(train_x, test_x, normalise)
+    common = np.sqrt(np.mean(norm**2))
+    x, test = _divided(train_x, norm if normalise else common), _divided(test_x, test_norm if normalise else common)
     y = torch.from_numpy(np.searchsorted(classes, train_y))
     target = torch.from_numpy(_class_index(classes, test_y))
 
@@ -74,10 +85,13 @@ def linear_probe(
     for percent in fractions:
         say = _prefixed(progress, f"linear probe, {percent} % of the labels: ")
         part = torch.from_numpy(parts[percent / 100])
-        lr, length = _choose(x[part], y[part], len(classes), lrs, epochs, seed, say)
+        own = x[part]
+        span = _span(own, say)
+        seen = own if span is None else span.rows
+        lr, length = _choose(seen, y[part], len(classes), lrs, epochs, seed, say)
         say(f"fitting with learning rate {lr:g} for {length} epochs")
-        weight = fit(x[part], y[part], len(classes), [lr], length, seed)
-        top1, top5 = _accuracy(predict(weight, test)[0], target)
+        weight = fit(seen, y[part], len(classes), [lr], length, seed)
+        top1, top5 = _accuracy(predict(weight if span is None else span.lift(weight), test)[0], target)
         result[str(percent)] = {"top1": top1, "top5": top5, "lr": lr, "epochs": float(length)}
     return result
 
@@ -92,8 +106,68 @@ def steps_of_one_rate(labels: NDArray[np.int64], fractions: Sequence[int] = (100
     return total
 
 
+class RowSpace:
+    """n rows of D ≫ n dimensions in n coordinates that have the same inner products.
+
+    SGD from zero adds up multiples of the rows it is shown, and sees no more of them than their inner products. On the
+    rows of the Gram matrix's Cholesky factor it therefore goes the same way as on the features themselves, step by
+    step and for any part of the rows, at n / D of the cost; ``lift`` turns what it learnt into weights of the
+    features. Nothing is left out: the two differ by rounding. Copies of an image make the matrix singular; ``JITTER``
+    times its own square, added to each row's, mends that and is lost in float32.
+    """
+
+    def __init__(self, x: Rows) -> None:
+        self.x = x
+        cosines = _gram(x)
+        self.norm = cosines.diagonal().sqrt()
+        self.divisor = torch.where(self.norm > 0, self.norm, 1.0)
+        cosines.div_(self.divisor).div_(self.divisor[:, None]).diagonal().add_(JITTER)
+        self.factor: torch.Tensor = torch.linalg.cholesky(cosines)  # (n, n), of the rows at length 1
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """(n, n) for (n, D)."""
+        return (self.factor * self.norm[:, None]).float()
+
+    def lift(self, weight: torch.Tensor) -> torch.Tensor:
+        """(G, C, n + 1) -> (G, C, D + 1)"""
+        flat = weight[..., :-1].flatten(0, 1).double()  # (G*C, n)
+        shares = torch.linalg.solve_triangular(self.factor, flat, upper=False, left=False) / self.divisor
+        lifted = weight.new_empty(*weight.shape[:2], self.x.shape[1] + 1)
+        for columns, block in _column_blocks(self.x):
+            lifted[..., columns] = (shares @ block).view(*weight.shape[:2], -1).to(weight.dtype)
+        lifted[..., -1] = weight[..., -1]
+        return lifted
+
+
+def _span(x: Rows, say: Callable[[str], None]) -> RowSpace | None:
+    """Where it pays: the way there has its cost, and the matrix its size."""
+    if len(x) > min(GRAM, x.shape[1] // 2):
+        return None
+    say(f"comparing {len(x)} images with each other")
+    return RowSpace(x)
+
+
+def _gram(x: Rows) -> torch.Tensor:
+    """Inner products of the rows (n, n) in float64; the lower triangle, which is all that Cholesky reads."""
+    gram = torch.zeros(len(x), len(x), dtype=torch.float64)
+    for _, block in _column_blocks(x):
+        for start in range(0, len(x), BATCH):
+            gram[start:, start : start + BATCH].addmm_(block[start:], block[start : start + BATCH].T)
+    return gram
+
+
+def _column_blocks(x: Rows) -> Iterator[tuple[slice, torch.Tensor]]:
+    """(n, D) in float64, some columns at a time."""
+    step = max(1, GRAM_BLOCK // (8 * max(1, len(x))))
+    for start in range(0, x.shape[1], step):
+        columns = slice(start, min(start + step, x.shape[1]))
+        part = x[:, columns]
+        yield columns, part.tensor(torch.float64) if isinstance(part, WideRows) else part.double()
+
+
 def fit(
-    x: torch.Tensor,
+    x: Rows,
     y: torch.Tensor,
     classes: int,
     lrs: Sequence[float],
@@ -108,26 +182,32 @@ def fit(
     problem is convex, so the start (the paper draws N(0, 0.01)) is zero. An epoch is ``batches`` steps of equal size,
     by default as many as batches of 256 would be.
     """
-    x = _with_one(x)
-    weight = x.new_zeros(len(lrs) * classes, x.shape[1])
+    weight = _with_one(x[:0]).new_zeros(len(lrs) * classes, x.shape[1] + 1)
     speed = torch.zeros_like(weight)  # momentum times the learning rate
-    rates = x.new_tensor(lrs)[:, None]
+    rates = weight.new_tensor(lrs)[:, None]
     for batch, decay in _steps(len(x), epochs, seed, batches or _batches(len(x))):
-        error = (x[batch] @ weight.T).view(len(batch), len(lrs), classes).softmax(dim=2)
+        rows = _with_one(x[batch])
+        error = (rows @ weight.T).view(len(batch), len(lrs), classes).softmax(dim=2)
         error[torch.arange(len(batch)), :, y[batch]] -= 1  # (B, G, C): d cross-entropy / d logits
         error *= rates / len(batch)
-        speed.addmm_(error.flatten(1).T, x[batch], beta=MOMENTUM)
+        speed.addmm_(error.flatten(1).T, rows, beta=MOMENTUM)
         weight.sub_(speed, alpha=decay)
     return weight.view(len(lrs), classes, -1)
 
 
-def predict(weight: torch.Tensor, x: torch.Tensor) -> torch.Tensor:
+def predict(weight: torch.Tensor, x: Rows) -> torch.Tensor:
     """Logits (G, N, C) of the probes that ``fit`` gave."""
-    return _with_one(x) @ weight.mT
+    if isinstance(x, torch.Tensor):
+        return _with_one(x) @ weight.mT
+    logits = weight.new_empty(len(weight), len(x), weight.shape[1])
+    for start in range(0, len(x), BATCH):
+        logits[:, start : start + BATCH] = _with_one(x[start : start + BATCH]) @ weight.mT
+    return logits
 
 
-def _with_one(x: torch.Tensor) -> torch.Tensor:
-    return torch.cat([x, x.new_ones(len(x), 1)], dim=1)
+def _with_one(x: Rows) -> torch.Tensor:
+    dense = x.tensor() if isinstance(x, WideRows) else x
+    return torch.cat([dense, dense.new_ones(len(dense), 1)], dim=1)
 
 
 def _batches(images: int) -> int:
@@ -149,7 +229,7 @@ def _steps(images: int, epochs: int, seed: int, batches: int) -> Iterator[tuple[
 
 
 def _choose(
-    x: torch.Tensor,
+    x: Rows,
     y: torch.Tensor,
     classes: int,
     lrs: Sequence[float],
@@ -181,7 +261,7 @@ def _choose(
 
 
 def _fold_scores(
-    x: torch.Tensor,
+    x: Rows,
     y: torch.Tensor,
     classes: int,
     lrs: Sequence[float],
@@ -249,26 +329,17 @@ def _class_index(classes: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArr
     return np.where(classes[place] == labels, place, -1)
 
 
-def _scaled(
-    train: NDArray[np.float32], test: NDArray[np.float32], normalise: bool
-) -> tuple[torch.Tensor, torch.Tensor]:
-    length = np.linalg.norm(train.astype(np.float64), axis=1)
-    if normalise:
-        own = np.linalg.norm(test.astype(np.float64), axis=1)
-        return _divided(train, length[:, None]), _divided(test, own[:, None])
-    scale = np.sqrt(np.mean(length**2))
-    return _divided(train, scale), _divided(test, scale)
+def _divided(x: Features, by: NDArray[np.float64]) -> Rows:
+    """Rows by their own length or by a common one; a zero vector stays zero."""
+    divisor = np.broadcast_to(np.where(by > 0, by, 1.0), len(x))
+    if x.shape[1] > WIDE:
+        return WideRows.of(x).times(1 / divisor)
+    return torch.from_numpy((np.asarray(x) / divisor[:, None]).astype(np.float32))
 
 
-def _divided(x: NDArray[np.float32], by: NDArray[np.float64]) -> torch.Tensor:
-    """A zero vector stays zero."""
-    return torch.from_numpy((x / np.where(by > 0, by, 1.0)).astype(np.float32))
-
-
-def _labelled(
-    x: NDArray[np.float32], y: NDArray[np.int64], split: str
-) -> tuple[NDArray[np.float32], NDArray[np.int64]]:
-    x, y = np.asarray(x), np.asarray(y)
+def _labelled(x: Features, y: NDArray[np.int64], split: str) -> tuple[Features, NDArray[np.int64], NDArray[np.float64]]:
+    """Those that have a label, and their lengths; wide features are not copied."""
+    x, y = WideRows.of(x) if x.shape[1] > WIDE else np.asarray(x), np.asarray(y)
     if y.shape != (len(x),):
         raise ValueError(f"{len(x)} {split} features but labels of shape {y.shape}")
     if not (y >= 0).any():
@@ -276,12 +347,14 @@ def _labelled(
             f"The linear probe needs class labels and no {split} image has one. "
             "Give a folder with one sub-folder per class, or a list with a label column."
         )
-    if not np.isfinite(x[y >= 0]).all():
+    x, y = x[y >= 0], y[y >= 0]
+    norm = row_lengths(x)
+    if not np.isfinite(norm).all():
         raise FineSightError(
             f"The {split} features hold values that are not finite (NaN or infinity): the network diverged. "
             "Evaluate an earlier checkpoint or train with a lower learning rate."
         )
-    return x[y >= 0], y[y >= 0]
+    return x, y, norm
 
 
 def _check_classes(classes: NDArray[np.int64], test_y: NDArray[np.int64]) -> None:

@@ -3,20 +3,27 @@
 Every similarity is exact. Unit features are rounded to multiples of 2⁻²⁴ (as fine as float32 is near 1), so
 that a float64 dot product of two of them fits its 53 bits whatever the order of summation. Copies of an image
 therefore tie exactly, and no chunk size or thread count changes a rank.
+
+Narrow features are rounded once and compared by blocks of images. A rounded copy of wide ones would be as large as
+themselves or twice so; they are rounded and compared by blocks of columns, which sums up to the same.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 
 from finesight.errors import FineSightError
+from finesight.evaluation.features import WIDE, Features, WideRows, row_lengths
 
 CHUNK_BYTES = 256 * 2**20  # similarities of one chunk of queries with the whole gallery
 GALLERY_BYTES = 64 * 2**20  # the part of the gallery held in float64 at a time
 QUANTUM = 2.0**-24
+
+Compare = Callable[[NDArray[np.int64], torch.Tensor], None]  # fills (Q, N): chosen images by all
 
 
 @dataclass(frozen=True)
@@ -43,7 +50,7 @@ class RetrievalScores:
         }
 
 
-def retrieval(features: NDArray[np.float32], labels: NDArray[np.int64], *, chunk: int | None = None) -> RetrievalScores:
+def retrieval(features: Features, labels: NDArray[np.int64], *, chunk: int | None = None) -> RetrievalScores:
     """Score features (N, D) as the paper does: each image queries all others by cosine.
 
     rank-k is a hit when any of the k nearest shares the class; AP is the mean, over all images of the class,
@@ -61,10 +68,9 @@ def retrieval(features: NDArray[np.float32], labels: NDArray[np.int64], *, chunk
     query = np.flatnonzero([len(members[label]) > 1 for label in labels.tolist()])
     _check_labels(len(members), len(query), len(labels))
 
-    gallery = _unit(np.asarray(features)[labelled])
     first = np.empty(len(query), dtype=np.int64)
     ap = np.empty(len(query), dtype=np.float64)
-    for n, (image, scores) in enumerate(_rows(gallery, query, chunk)):
+    for n, (image, scores) in enumerate(_rows(_comparison(features, labelled), len(labels), query, chunk)):
         same = members[int(labels[image])]
         position = _positions(scores, same[same != image])  # (P,) ascending, from 1
         first[n] = position[0]
@@ -81,9 +87,7 @@ def retrieval(features: NDArray[np.float32], labels: NDArray[np.int64], *, chunk
     )
 
 
-def neighbours(
-    features: NDArray[np.float32], queries: ArrayLike, k: int
-) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def neighbours(features: Features, queries: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The k images most like each query, itself left out, and their cosines: (Q, k) each, most alike first.
 
     With fewer than k other images, all of them are given.
@@ -92,7 +96,8 @@ def neighbours(
     k = max(0, min(k, len(features) - 1))
     nearest = np.empty((len(query), k), dtype=np.int64)
     cosine = np.empty((len(query), k), dtype=np.float32)
-    for n, (_, scores) in enumerate(_rows(_unit(np.asarray(features)), query, None)):
+    compare = _comparison(features, np.ones(len(features), dtype=bool))
+    for n, (_, scores) in enumerate(_rows(compare, len(features), query, None)):
         nearest[n] = np.argsort(-scores, kind="stable")[:k]
         cosine[n] = scores[nearest[n]]
     return nearest, cosine
@@ -127,17 +132,32 @@ def _check_labels(classes: int, queries: int, labelled: int) -> None:
         )
 
 
+def _check_finite(values: NDArray[np.float64]) -> None:
+    if not np.isfinite(values).all():
+        raise FineSightError(
+            "The features hold values that are not finite (NaN or infinity): the network has diverged. "
+            "Evaluate an earlier checkpoint or train with a lower learning rate."
+        )
+
+
+def _comparison(features: Features, kept: NDArray[np.bool_]) -> Compare:
+    """Of the kept images among themselves."""
+    if features.shape[1] > WIDE:
+        wide = WideRows.of(features)[kept]
+        length = row_lengths(wide)
+        _check_finite(length)
+        return partial(_wide_similarities, wide, torch.from_numpy(np.where(length > 0, length, 1.0)))
+    gallery = _unit(np.asarray(features)[kept])
+    return lambda images, out: _similarities(gallery[images], gallery, out=out)
+
+
 def _unit(features: NDArray[np.float32]) -> torch.Tensor:
     """Rows of length 1 (a zero row stays zero) in multiples of 2⁻²⁴, which float32 holds exactly up to 1."""
     unit = np.empty(features.shape, dtype=np.float32)
     step = max(1, GALLERY_BYTES // (8 * max(1, features.shape[1])))
     for start in range(0, len(features), step):
         block = np.ascontiguousarray(features[start : start + step], dtype=np.float64)
-        if not np.isfinite(block).all():
-            raise FineSightError(
-                "The features hold values that are not finite (NaN or infinity): the network has diverged. "
-                "Evaluate an earlier checkpoint or train with a lower learning rate."
-            )
+        _check_finite(block)
         norm = np.linalg.norm(block, axis=1, keepdims=True)
         block = np.divide(block, norm, out=np.zeros_like(block), where=norm > 0)
         unit[start : start + step] = np.round(block / QUANTUM) * QUANTUM
@@ -145,27 +165,38 @@ def _unit(features: NDArray[np.float32]) -> torch.Tensor:
 
 
 def _rows(
-    gallery: torch.Tensor, query: NDArray[np.int64], chunk: int | None
+    compare: Compare, images: int, query: NDArray[np.int64], chunk: int | None
 ) -> Iterator[tuple[int, NDArray[np.float64]]]:
     """Each query with its similarities to all images (N,), its own set to -inf so that it ranks last.
 
     Chunks share one buffer: a row is good until the next is asked for.
     """
-    chunk = min(len(query), chunk or max(1, CHUNK_BYTES // (8 * max(1, len(gallery)))))
-    buffer = torch.empty(chunk, len(gallery), dtype=torch.float64)
-    for images in np.split(query, range(chunk, len(query), max(1, chunk))):
-        scores = buffer[: len(images)]
-        _similarities(gallery[images], gallery, out=scores)
-        scores[torch.arange(len(images)), images] = -torch.inf
-        yield from zip(images.tolist(), scores.numpy(), strict=True)
+    chunk = min(len(query), chunk or max(1, CHUNK_BYTES // (8 * max(1, images))))
+    buffer = torch.empty(chunk, images, dtype=torch.float64)
+    for chosen in np.split(query, range(chunk, len(query), max(1, chunk))):
+        scores = buffer[: len(chosen)]
+        compare(chosen, scores)
+        scores[torch.arange(len(chosen)), chosen] = -torch.inf
+        yield from zip(chosen.tolist(), scores.numpy(), strict=True)
 
 
 def _similarities(queries: torch.Tensor, gallery: torch.Tensor, out: torch.Tensor) -> None:
     """(Q, D), (N, D) -> (Q, N), exact."""
     step = max(1, GALLERY_BYTES // (8 * max(1, gallery.shape[1])))
+    queries = queries.double()
     for start in range(0, len(gallery), step):
         block = gallery[start : start + step].double()
-        torch.mm(queries.double(), block.T, out=out[:, start : start + step])
+        torch.mm(queries, block.T, out=out[:, start : start + step])
+
+
+def _wide_similarities(features: WideRows, length: torch.Tensor, images: NDArray[np.int64], out: torch.Tensor) -> None:
+    """(N, D) -> (Q, N), exact."""
+    step = max(1, GALLERY_BYTES // (8 * len(features)))
+    out.zero_()
+    for start in range(0, features.shape[1], step):
+        block = features[:, start : start + step].tensor(torch.float64)  # (N, step)
+        block.div_(length[:, None]).div_(QUANTUM).round_().mul_(QUANTUM)
+        out.addmm_(block[images], block.T)
 
 
 def _positions(scores: NDArray[np.float64], positives: NDArray[np.int64]) -> NDArray[np.int64]:
