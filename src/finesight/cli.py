@@ -15,6 +15,7 @@ from finesight import __version__
 from finesight.bench.command import bench_app
 from finesight.errors import FineSightError, Interrupted
 from finesight.nn.pooling_config import POOLINGS
+from finesight.settings import assignments, parsed
 
 app = typer.Typer(
     name="finesight",
@@ -114,7 +115,7 @@ def train(
         "backbone.freeze": freeze,
         "views.resolution": resolution,
         "test_resolution": test_resolution,
-        "objective.queue": None if queue is None else _value(queue),
+        "objective.queue": None if queue is None else parsed(queue),
         "optim.lr": lr,
         "optim.clip": clip,
         "optim.accumulate": accumulate,
@@ -126,7 +127,7 @@ def train(
     }
     given = {key: value for key, value in flags.items() if value is not None}
     file = read_yaml(config) if config is not None else {}
-    merged = build_config({**dotted(file), **given, **_assignments(settings or [])})
+    merged = build_config({**dotted(file), **given, **assignments(settings or [])})
     if show_config:
         import yaml
 
@@ -314,26 +315,6 @@ def _runtime(**values: Any) -> Any:
     from finesight.config import RuntimeConfig, validated
 
     return validated(RuntimeConfig, **values)
-
-
-def _value(text: str) -> Any:
-    """A setting as YAML reads it: 0.5 a number, true a switch, null nothing."""
-    import yaml
-
-    try:
-        return yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise FineSightError(f"The value {text!r} cannot be read: {' '.join(str(error).split())}") from error
-
-
-def _assignments(settings: list[str]) -> dict[str, Any]:
-    pairs = {}
-    for setting in settings:
-        key, sign, value = setting.partition("=")
-        if not sign or not key:
-            raise FineSightError(f"--set takes key=value, for example views.blur=0.5, not {setting!r}.")
-        pairs[key.strip()] = _value(value)
-    return pairs
 
 
 def main() -> None:

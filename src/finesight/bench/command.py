@@ -3,24 +3,41 @@
 from __future__ import annotations
 
 import json
+import shlex
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from finesight.bench.ablations import ABLATIONS, PAPER_SETTING, paper_column
 from finesight.errors import FineSightError
+from finesight.settings import assignments
 
 if TYPE_CHECKING:
     from finesight.bench.birds import Bench
     from finesight.bench.profiles import Profile
     from finesight.bench.results import ResultFiles, Results
 
-bench_app = typer.Typer(help="Reproduce the tables of the docs.", no_args_is_help=True)
+bench_app = typer.Typer(help="Reproduce the tables of the docs, and the paper's ablations.", no_args_is_help=True)
+
+CacheDir = Annotated[Path | None, typer.Option(help="Where decoded images are kept.")]
+Workers = Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")]
+Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+SHOWN = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP", "attention": "attention on object"}
+SHOWN_UNSCORED = ("loss", "kl", "kl_target_uniform", "mask_entropy", "embedding_spread", "effective_rank")
+NOT_OURS = (
+    "The paper's numbers are of the data named above them and of a larger training: not to be compared with ours."
+)
+UNSCORED = (
+    "Without labels nothing can be scored. These are the training's own numbers (means over its last epoch): they tell "
+    "a healthy training from a collapsed one, not good features from bad ones."
+)
 
 
 @bench_app.callback()
 def _root() -> None:
-    """Reproduce the tables of the docs."""
+    """Reproduce the tables of the docs, and the paper's ablations."""
 
 
 @bench_app.command()
@@ -40,9 +57,9 @@ def birds(
         Path | None, typer.Option(help="Draw into this folder; with --data also where it looks.")
     ] = None,
     devices: Annotated[int, typer.Option(min=1, help="GPUs or processes to train with.")] = 1,
-    cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images are kept.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
 ) -> None:
     """CUB-200-2011: frozen ImageNet features, MoCo v2, LCR and their controls, beside the paper's numbers.
 
@@ -140,3 +157,108 @@ def _numbers(text: str) -> list[int] | None:
     if not all(part.isdecimal() for part in parts):
         raise FineSightError(f"--seeds takes whole numbers from 0 on, with commas, not {text!r}.")
     return [int(part) for part in parts]
+
+
+# --- ablations --------------------------------------------------------------------------------------------------------
+
+
+def _ablation(name: str) -> Callable[..., None]:
+    """The command of an ablation; all have the same options."""
+
+    def run(
+        out: Annotated[Path, typer.Option(help="Where runs, results and figures go. The same command continues.")],
+        data: Annotated[
+            str, typer.Option(help="lookalikes: the built-in birds; or a folder, a list of paths, CUB_200_2011.")
+        ] = "lookalikes",
+        profile: Annotated[
+            str | None,
+            typer.Option(
+                help="drawn, cpu-50, cpu-200 or paper (default: drawn for drawn birds, else cpu-50 with all classes)."
+            ),
+        ] = None,
+        weights: Annotated[
+            str | None, typer.Option(help="imagenet, random, or a weight file (default: the profile's).")
+        ] = None,
+        seed: Annotated[list[int] | None, typer.Option(help="May be given several times (default: 0).")] = None,
+        settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as epochs=4.")] = None,
+        limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
+        cache_dir: CacheDir = None,
+        workers: Workers = None,
+        as_json: Annotated[bool, typer.Option("--json", help="The results as one JSON object.")] = False,
+        quiet: Quiet = False,
+    ) -> None:
+        from finesight.bench import ablation_run, ablation_study
+        from finesight.config import RuntimeConfig
+
+        options = {"backbone.weights": weights, "limit_classes": limit_classes}
+        given = {key: value for key, value in options.items() if value is not None}
+        study = ablation_study.open_study(
+            name,
+            data,
+            out,
+            profile=profile,
+            seeds=seed or (0,),
+            given={**given, **assignments(settings or [])},
+            runtime=RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=not quiet),
+        )
+        words = {"--profile": profile, "--weights": weights and Path(weights).name, "--limit-classes": limit_classes}
+        typed = [word for option, value in words.items() if value is not None for word in (option, str(value))]
+        typed += [word for number in study.seeds for word in ("--seed", str(number))]
+        typed += [word for setting in settings or [] for word in ("--set", setting)]
+        places = ["--data", Path(data).absolute().name, "--out", out.absolute().name]  # others have other folders
+        records = ablation_run.run(study)
+        results = ablation_run.write(study, records, shlex.join(["finesight", "bench", name, *places, *typed]))
+        _print_ablation(results, out, as_json=as_json)
+
+    run.__doc__ = f"{ABLATIONS[name].title}: trained, scored and drawn. Run it again to continue."
+    return run
+
+
+for _name in ABLATIONS:
+    bench_app.command(_name)(_ablation(_name))
+
+
+def _print_ablation(results: Mapping[str, Any], out: Path, *, as_json: bool) -> None:
+    from finesight.console import print_table
+
+    if as_json:
+        print(json.dumps(results))
+        return
+    print(f"{results['title']}: {results['about']}")
+    table = ablation_table(results)
+    if not results["labelled"]:
+        print(UNSCORED)
+    elif any(column.startswith("paper") for column in table[0]):
+        print(NOT_OURS)
+    if results["paper"]:
+        print(f"The paper: {results['paper']}")
+    print_table(table)
+    print(f"{out / 'results.csv'}, {out / 'results.json'}, {out / 'figure.png'}")
+
+
+def ablation_table(results: Mapping[str, Any]) -> list[dict[str, str]]:
+    """Mean ± std over seeds, and the paper's number in a column that says of which data it is."""
+    from finesight.bench.table import spread
+
+    shown = SHOWN if results["labelled"] else {name: name.replace("_", " ") for name in SHOWN_UNSCORED}
+    shown = {column: words for column, words in shown.items() if column in results["rows"][0]}
+    papers = {
+        paper_column(data, metric): f"paper's {SHOWN[metric]} ({setting})"
+        for data, setting in PAPER_SETTING.items()
+        for metric in ("rank1", "mAP")
+        if results["labelled"] and paper_column(data, metric) in results["rows"][0]
+    }
+    table = []
+    for words in dict.fromkeys(row["row"] for row in results["rows"]):
+        seeds = [row for row in results["rows"] if row["row"] == words]
+        cells = {"": words, "seeds": str(len(seeds))}
+        cells |= {head: spread(_numbers_of(seeds, column)) for column, head in shown.items()}
+        cells |= {
+            head: "" if seeds[0][column] is None else f"{seeds[0][column]:.2f}" for column, head in papers.items()
+        }
+        table.append(cells)
+    return table
+
+
+def _numbers_of(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:
+    return [row[column] for row in rows if row[column] is not None]

@@ -1,0 +1,28 @@
+"""Settings as they are typed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from finesight.errors import FineSightError
+
+
+def parsed(text: str) -> Any:
+    """A setting as YAML reads it: 0.5 a number, true a switch, null nothing."""
+    import yaml
+
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise FineSightError(f"The value {text!r} cannot be read: {' '.join(str(error).split())}") from error
+
+
+def assignments(settings: list[str]) -> dict[str, Any]:
+    """{'views.blur': 0.5} of views.blur=0.5."""
+    pairs = {}
+    for setting in settings:
+        key, sign, value = setting.partition("=")
+        if not sign or not key:
+            raise FineSightError(f"--set takes key=value, for example views.blur=0.5, not {setting!r}.")
+        pairs[key.strip()] = parsed(value)
+    return pairs
