@@ -17,7 +17,7 @@ from finesight import embedding as module
 from finesight.embedding import check_output, embed_images, write_features
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
-from finesight.evaluation.features import WideRows
+from finesight.evaluation.wide import WideRows
 from processes import command, refused, succeeded
 
 FORMATS = ("npz", "parquet", "csv")

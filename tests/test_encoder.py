@@ -59,7 +59,8 @@ def test_a_feature_does_not_depend_on_its_batch(encoder: Encoder, files: list[Pa
                 together = encoder.encode(views[chosen], POOLINGS)
                 assert torch.equal(together.attention, masks[chosen])
                 for name in POOLINGS:
-                    assert together.features[name].shape == (len(chosen), encoder.channels)
+                    wide = encoder.branch.projections if name == "bilinear" and encoder.branch else 1
+                    assert together.features[name].shape == (len(chosen), wide * encoder.channels)
                     assert torch.equal(together.features[name], alone[name][chosen]), name
 
 

@@ -15,7 +15,8 @@ from finesight.data.cache import cache_side, open_cache, write_skipped
 from finesight.data.sources import open_source
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
-from finesight.evaluation.features import Features, extract
+from finesight.evaluation.features import extract
+from finesight.evaluation.wide import Features
 from finesight.nn.pooling_config import PoolingName
 
 BLOCK_BYTES = 64 * 2**20  # of the features made ready for a file at a time

@@ -21,8 +21,8 @@ from finesight.encoder import Encoded, Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation import evaluate as module
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings, split_indices
-from finesight.evaluation.features import WideRows
 from finesight.evaluation.linear import linear_probe
+from finesight.evaluation.wide import WideRows
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import ORACLES, POOLINGS
 from finesight.rationale.config import READINGS

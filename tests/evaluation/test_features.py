@@ -17,7 +17,9 @@ from finesight.data.sources import open_source
 from finesight.encoder import Encoded, Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation import features as module
-from finesight.evaluation.features import WIDE, WideRows, extract, joined, object_masks, row_lengths
+from finesight.evaluation import wide as wide_rows
+from finesight.evaluation.features import extract, object_masks
+from finesight.evaluation.wide import WIDE, WideRows, joined, row_lengths
 from finesight.nn.backbone_config import BackboneConfig
 
 
@@ -203,7 +205,7 @@ def test_wide_rows_are_chosen_as_those_of_an_array() -> None:
 def test_lengths_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     values = np.random.default_rng(2).standard_normal((9, 40)).astype(np.float32)
     whole = np.linalg.norm(values.astype(np.float64), axis=1)
-    monkeypatch.setattr(module, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(wide_rows, "BLOCK_BYTES", 1000)
     assert np.array_equal(row_lengths(values), whole)
     np.testing.assert_allclose(row_lengths(kept(values)), whole, rtol=1e-3)
     assert row_lengths(values[:0]).shape == (0,)

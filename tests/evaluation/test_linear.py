@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finesight.errors import FineSightError
-from finesight.evaluation import linear
-from finesight.evaluation.features import WideRows
-from finesight.evaluation.linear import RowSpace, fit, linear_probe, nested_fractions, predict
+from finesight.evaluation import linear, row_space
+from finesight.evaluation.linear import fit, linear_probe, nested_fractions, predict
+from finesight.evaluation.row_space import RowSpace
+from finesight.evaluation.wide import WideRows
 from reference.linear import sgd
 
 QUICK = {"lrs": (1.0, 10.0, 100.0), "epochs": (5, 15)}
@@ -373,7 +374,7 @@ def half(x: np.ndarray) -> WideRows:
 @pytest.mark.parametrize("kept", ["float32", "float16"])
 def test_a_probe_in_the_row_space_is_the_probe(uneven: bool, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same weights and predictions as the direct fit, whatever the rate, on all rows and on a part of them."""
-    monkeypatch.setattr(linear, "GRAM_BLOCK", 8 * 60 * 37)
+    monkeypatch.setattr(row_space, "GRAM_BLOCK", 8 * 60 * 37)
     (x, labels), (test, _) = wide(0), wide(1)
     if uneven:
         x *= np.random.default_rng(2).uniform(0.01, 3, (60, 1)).astype(np.float32)
@@ -384,7 +385,7 @@ def test_a_probe_in_the_row_space_is_the_probe(uneven: bool, kept: str, monkeypa
     assert span.rows.shape == (60, 60)
     torch.testing.assert_close(span.rows @ span.rows.T, exact @ exact.T, rtol=1e-5, atol=1e-6)
     assert not span.rows[40].any()
-    monkeypatch.setattr(linear, "JITTER", 1e-12)
+    monkeypatch.setattr(row_space, "JITTER", 1e-12)
     finer = RowSpace(given)
     inside = finer.factor * finer.norm[:, None]
     for part in (torch.arange(60), torch.arange(5, 47)):
@@ -459,11 +460,11 @@ def test_wide_features_are_never_copied() -> None:
     """Of 3,000 images with 20,000 numbers (120 MB in 16 bits, 240 in float32) in all, 800 to fit to."""
     script = """
 import resource, numpy as np
-from finesight.evaluation import linear
-from finesight.evaluation import features as store
+from finesight.evaluation import linear, row_space
+from finesight.evaluation import wide as store
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-store.BLOCK_BYTES = linear.GRAM_BLOCK = 2 * 2**20
-linear.BATCH = 64
+store.BLOCK_BYTES = row_space.GRAM_BLOCK = 2 * 2**20
+linear.BATCH = row_space.BATCH = 64
 rng = np.random.default_rng(0)
 features = store.WideRows.empty(3000, 20_000)
 for start in range(0, 3000, 50):

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from finesight.errors import FineSightError
 from finesight.evaluation import retrieval as module
-from finesight.evaluation.features import WideRows
 from finesight.evaluation.retrieval import neighbours, retrieval
+from finesight.evaluation.wide import WideRows
 from reference.retrieval import ranking, retrieval_scores
 
 

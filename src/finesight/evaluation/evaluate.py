@@ -16,10 +16,11 @@ from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.data.sources import ImageSource, open_source
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
-from finesight.evaluation.features import Extracted, extract, has_objects, joined, object_masks, shown_mask
+from finesight.evaluation.features import Extracted, extract, has_objects, object_masks, shown_mask
 from finesight.evaluation.linear import linear_probe
 from finesight.evaluation.localization import localization
 from finesight.evaluation.retrieval import RetrievalScores, retrieval
+from finesight.evaluation.wide import joined
 from finesight.nn.pooling import mask_kind, uses_rationale
 from finesight.nn.pooling_config import ORACLES, AnyPooling
 
