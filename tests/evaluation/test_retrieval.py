@@ -290,7 +290,7 @@ def test_wide_features_are_never_copied() -> None:
     script = """
 import resource, numpy as np
 from finesight.evaluation import retrieval as module
-from finesight.evaluation import features as store
+from finesight.evaluation import wide as store
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 store.BLOCK_BYTES = module.GALLERY_BYTES = 2 * 2**20
 rng = np.random.default_rng(0)
