@@ -165,7 +165,7 @@ def observed(config: RationaleConfig) -> dict[str, Tensor]:
     loss = F.softplus((unit @ torch.randn(6, dtype=torch.float64) - positive) / 0.2)
     rationale = Rationale(6, config).double()
     result = rationale(Outcome(loss, phi, pooled, unit, keys, positive=positive))
-    encoder, branch = torch.autograd.grad(result.loss, [phi, rationale.branch.filters.weight])
+    encoder, branch = torch.autograd.grad(result.loss, [phi, rationale.branch.filters.weight], materialize_grads=True)
     seen = {"target": result.target, "attention": result.attention, "loss": result.loss.detach()}
     return seen | {"encoder": encoder, "branch": branch}
 

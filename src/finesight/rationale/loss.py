@@ -18,6 +18,12 @@ from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
 FLAT = 1e-6  # a map whose spread is below this share of its maximum is constant up to rounding
 
 
+def _partly_still(phi: Tensor, share: float) -> Tensor:
+    """φ, of whose gradient only a share comes back."""
+    still = phi.detach()
+    return still if share == 0 else phi if share == 1 else still + share * (phi - still)  # no copies where none serve
+
+
 @dataclass(frozen=True)
 class RationaleOutcome:
     """The loss, and the two maps it compares (for pictures and health)."""
@@ -93,7 +99,7 @@ class Rationale(nn.Module):
         if config.detach_target:
             target = target.detach()
         still = phi.detach()
-        attention = self.branch(still + config.encoder_gradient * (phi - still))
+        attention = self.branch(_partly_still(phi, config.encoder_gradient))
         loss = rationale_kl(target, attention, config)
         metrics = self._health(loss, target, attention)
         for branch in self.study.values():
