@@ -252,7 +252,8 @@ def explain(error: ValidationError) -> str:
             lines.append(f"  {key} must be given")
             continue
         known = " (no such setting)" if problem["type"] == "extra_forbidden" else f": {problem['msg']}"
-        lines.append(f"  {key}{known}, got {problem['input']!r}")
+        given = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"  # whole tables say nothing
+        lines.append(f"  {key}{known}{given}")
     return "The configuration has errors:\n" + "\n".join(lines)
 
 

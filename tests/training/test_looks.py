@@ -494,6 +494,7 @@ def test_what_cannot_be_met_is_refused_in_words(settings: dict[str, Any], words:
         build_config({"data": "x", **settings})
     for word in words:
         assert word in str(error.value)
+    assert len(str(error.value)) < 250, "what is wrong, not the whole configuration"
 
 
 def test_what_can_be_met_is_taken() -> None:
