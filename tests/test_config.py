@@ -30,14 +30,20 @@ def test_defaults_are_the_papers() -> None:
     assert config.rationale.projections == 32
 
 
-@pytest.mark.parametrize("method", ["lcr", "lcr-multitask"])
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [("lcr", {}), ("lcr-multitask", {"encoder_gradient": 1.0, "nu": 0.01}), ("lcr-mlp", {"form": "mlp"})],
+)
 @pytest.mark.parametrize("reading", READINGS)
-def test_a_reading_brings_its_defaults_and_single_switches_win(method: str, reading: ReadingName) -> None:
+def test_a_reading_brings_its_defaults_then_the_recipe_then_single_switches(
+    method: str, own: dict[str, Any], reading: ReadingName
+) -> None:
+    expected = READINGS[reading].model_copy(update=own)
     config = build_config({"data": "x", "method": method, "rationale.reading": reading})
-    assert config.rationale == READINGS[reading]
+    assert config.rationale == expected
     assert config.objective.projector == READINGS[reading].projector
     changed = build_config({"data": "x", "method": method, "rationale.reading": reading, "rationale.tau": 0.7})
-    assert changed.rationale == READINGS[reading].model_copy(update={"tau": 0.7})
+    assert changed.rationale == expected.model_copy(update={"tau": 0.7})
 
 
 def test_projector_switch_of_the_rationale_reaches_the_objective() -> None:

@@ -196,10 +196,11 @@ def test_a_loaded_encoder_keeps_the_chosen_projections(tmp_path: Path) -> None:
     assert not torch.equal(everything, chosen)
 
 
-@pytest.mark.parametrize("method", ["lewel", "lewel-byol"])
-def test_a_method_that_pools_by_itself_refuses_another_pooling(method: str) -> None:
-    with pytest.raises(FineSightError, match="its own maps"):
-        small_module(method, **{"rationale.reading": "finesight", "train_pooling": "rationale"})
+@pytest.mark.parametrize("pooling", ["rationale", "bilinear"])
+@pytest.mark.parametrize("method", ["cvsa", "lewel", "lewel-byol"])
+def test_a_method_that_looks_at_cells_refuses_another_pooling(method: str, pooling: str) -> None:
+    with pytest.raises(FineSightError, match="looks at single cells"):
+        small_module(method, **{"rationale.reading": "finesight", "train_pooling": pooling})
 
 
 # --- GradCAM ------------------------------------------------------------------------------------------------------

@@ -242,6 +242,16 @@ def test_many_images_are_ranked_by_some_of_them(cache: DecodedCache, monkeypatch
     torch.testing.assert_close(few, Looks(cache, spread).variances(module))
 
 
+def test_where_the_branch_pools_its_twin_keeps_the_same_projections(cache: DecodedCache) -> None:
+    settings = {"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1}
+    module = module_of("lcr-dual-pooling", **settings)
+    Looks(cache, IMAGES).look(module, 1)
+    assert module.rationale is not None
+    kept = module.rationale.branch.kept
+    assert kept.sum() == 2
+    assert torch.equal(module.objective.key_pool.branch.kept, kept)
+
+
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("method", ["lcr", "sam-ssl-bilinear", "byol-lcr"])
 def test_a_look_leaves_everything_else_as_it_was(cache: DecodedCache, method: str, frozen: bool) -> None:

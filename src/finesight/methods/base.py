@@ -11,6 +11,7 @@ import torch
 from pydantic import BaseModel, ConfigDict
 from torch import Tensor, nn
 
+from finesight.errors import FineSightError
 from finesight.nn.backbone import Backbone
 from finesight.nn.pooling import Pool
 
@@ -65,6 +66,7 @@ class Objective(nn.Module, ABC):
     metrics: ClassVar[tuple[str, ...]] = ()  # names of what ``Outcome.metrics`` holds
     views: ClassVar[int | None] = None  # how many of the configured views it takes; None: all
     labelled: ClassVar[bool] = False
+    sees_cells: ClassVar[bool] = False  # its head reads single cells of φ too, so nothing may pool them otherwise
     masked: ClassVar[bool] = False  # its views have a fourth channel: where the object is, from 0 to 1
     joint_norm: ClassVar[bool] = False  # in several processes, batch norms see the joined batch
 
@@ -72,6 +74,8 @@ class Objective(nn.Module, ABC):
         super().__init__()
         self.backbone, self.config = backbone, config
         self.pool = pool or Pool(backbone.channels)
+        if self.sees_cells and not self.pool.uniform:
+            raise FineSightError(f"{type(self).__name__} looks at single cells of φ: its train_pooling is 'average'.")
 
     @classmethod
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:

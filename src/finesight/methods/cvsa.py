@@ -41,6 +41,7 @@ class CVSA(MoCo):
     Config = CVSAConfig
     metrics = (*MoCo.metrics, "alignment")
     masked = True
+    sees_cells = True
 
     def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
         outcome = super().forward([view[:, :3] for view in views], generator, labels)

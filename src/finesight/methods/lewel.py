@@ -95,12 +95,6 @@ class LEWELHead(nn.Module):
         return Seen(pooled, torch.cat([said[:, :1], aligned], dim=1), maps)
 
 
-def refuse_pool(pool: Pool | None) -> None:
-    """The heads pool by maps of their own."""
-    if pool is not None and not pool.uniform:
-        raise FineSightError("LEWEL pools by its own maps: it cannot be trained with another pooling.")
-
-
 class LEWELConfig(LEWELHeadConfig):
     """Beside the heads as in MoCo v2."""
 
@@ -128,9 +122,9 @@ class LEWEL(Objective):
 
     Config = LEWELConfig
     metrics = ("positive_similarity", "negative_similarity", "aligned_similarity", "map_entropy")
+    sees_cells = True
 
     def __init__(self, backbone: Backbone, config: LEWELConfig, data: Data, pool: Pool | None = None) -> None:
-        refuse_pool(pool)
         super().__init__(backbone, config, data, pool)
         self.head = LEWELHead(backbone.channels, config)
         self.key_backbone, self.key_head = momentum_twin(backbone), momentum_twin(self.head)

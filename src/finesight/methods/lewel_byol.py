@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from finesight.methods.base import Data, Objective, Outcome, full_precision
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
-from finesight.methods.lewel import LEWELHead, LEWELHeadConfig, each, refuse_pool
+from finesight.methods.lewel import LEWELHead, LEWELHeadConfig, each
 from finesight.nn.backbone import Backbone
 from finesight.nn.heads import mlp
 from finesight.nn.momentum import follow, momentum_twin, rising_momentum
@@ -29,9 +29,9 @@ class LEWELBYOL(Objective):
     Config = LEWELBYOLConfig
     metrics = ("positive_similarity", "aligned_similarity", "map_entropy")
     joint_norm = True
+    sees_cells = True
 
     def __init__(self, backbone: Backbone, config: LEWELBYOLConfig, data: Data, pool: Pool | None = None) -> None:
-        refuse_pool(pool)
         super().__init__(backbone, config, data, pool)
         self.head = LEWELHead(backbone.channels, config)
         self.predictor = mlp(config.dim, config.hidden, config.dim, last="no-bias")

@@ -59,6 +59,8 @@ class RationaleConfig(BaseModel):
         needed = {"all": 0, "top": self.keep_count, "rest": 2 * self.keep_count}[self.keep]
         if self.projections < needed:
             raise ValueError(f"keep '{self.keep}' {self.keep_count} needs {needed} projections, not {self.projections}")
+        if self.study and self.keep != "all":
+            raise ValueError("with other K in 'study', all projections are kept")
         if self.form == "mlp" and self.keep != "all":
             raise ValueError("a branch of form 'mlp' has no projections to keep")
         return self

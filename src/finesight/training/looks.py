@@ -25,7 +25,7 @@ from finesight.data.saliency import SIDE, detected, masks_from
 from finesight.data.views import crop_resize_flip
 from finesight.nn.distributed import world
 from finesight.nn.pooling import attention_mask, energy_map
-from finesight.rationale.branch import branch_mask
+from finesight.rationale.branch import FittingBranch, branch_mask
 from finesight.training.batches import Batch
 from finesight.training.module import TrainingModule
 
@@ -83,7 +83,9 @@ class Looks(L.Callback):
         if rationale is not None and rationale.keep != "all" and epoch == rationale.keep_from:
             assert module.rationale is not None
             kept = choose_projections(self.variances(module), config)
-            module.rationale.branch.keep(kept)
+            for branch in module.modules():  # that of the rationale, and its twin where it pools
+                if isinstance(branch, FittingBranch):
+                    branch.keep(kept)
             console.print(f"From epoch {epoch} on, the rationale keeps projections {', '.join(map(str, kept))}.")
 
     def variances(self, module: TrainingModule) -> Tensor:
