@@ -91,7 +91,7 @@ class TrainConfig(_Model):
             "saliency.source 'rationale'": self.saliency.source == "rationale",
         }
         if rationale is None and (missing := [words for words, needed in by_branch.items() if needed]):
-            raise ValueError(f"{' and '.join(missing)} need a rationale, and there is none")
+            raise ValueError(f"{' and '.join(missing)} cannot do without a rationale")
         objective = recipe(self.method).objective
         by_map = {
             f"method '{self.method}'": objective is not None and OBJECTIVES[objective].masked,
@@ -99,7 +99,7 @@ class TrainConfig(_Model):
             "focus.source 'saliency'": self.focus.source == "saliency",
         }
         if self.saliency.source == "none" and (missing := [words for words, needed in by_map.items() if needed]):
-            raise ValueError(f"{' and '.join(missing)} need to know where objects are: set saliency.source")
+            raise ValueError(f"{' and '.join(missing)} must know where objects are: set saliency.source")
         if rationale is not None and rationale.keep != "all" and rationale.keep_from >= self.epochs:
             raise ValueError(f"projections would be chosen at epoch {rationale.keep_from} of {self.epochs}: never")
         return self

@@ -80,7 +80,7 @@ def _processor() -> str:
 
 def commit() -> str:
     """Of the source tree FineSight runs from, with a + where it was changed since; empty for an installed package."""
-    here = Path(__file__).parent
+    here = Path(__file__).resolve().parent
     try:
         head = _git(here, "rev-parse", "HEAD")
         changes = _git(here, "status", "--porcelain", "--", str(here.parent))
