@@ -140,6 +140,8 @@ CHANGES: list[tuple[dict[str, Any], set[str]]] = [
     ({"input_norm": "none"}, EVERYTHING - {"target"}),
     ({"branch_norm": "batch"}, EVERYTHING - {"target"}),
     ({"projections": 8}, EVERYTHING - {"target"}),
+    ({"form": "mlp"}, EVERYTHING - {"target"}),
+    ({"keep": "top", "keep_count": 4, "keep_from": 1}, set()),  # nothing before that epoch
     ({"study": (2,)}, {"loss"}),
     ({"attention_scale": "image"}, {"loss", "encoder", "branch"}),
     ({"attention_scale": "batch"}, {"loss", "encoder", "branch"}),
