@@ -250,11 +250,17 @@ def embed(
 
 
 @app.command()
-def inspect(data: Annotated[str, typer.Argument(help="A folder of images, a list of paths, or CUB_200_2011.")]) -> None:
+def inspect(
+    data: Annotated[str, typer.Argument(help="A folder of images, a list of paths, or a known dataset.")],
+) -> None:
     """Say what FineSight sees in a folder or list: images, classes, splits."""
+    from finesight.data.official import missing_words
     from finesight.data.sources import open_source
 
-    print(open_source(data).describe())
+    source = open_source(data)
+    print(source.describe())
+    if words := missing_words(source):
+        print(words)
 
 
 @app.command()

@@ -24,7 +24,7 @@ class ImageSource:
     """Images in a stable order. Labels are for evaluation only: nothing here is read by training."""
 
     root: Path
-    kind: str  # "folder" | "class folders" | "splits" | "list" | "cub" | "lookalikes"
+    kind: str  # "folder" | "class folders" | "splits" | "list" | "cub" | "cars" | "inat2019" | "lookalikes"
     paths: NDArray[np.str_]  # (N,) relative to root (POSIX) or absolute
     labels: NDArray[np.int64] | None = None  # (N,) index into classes, -1 where an image has none
     classes: tuple[str, ...] = ()
@@ -108,6 +108,14 @@ def _open_folder(root: Path) -> ImageSource:
 
     if is_cub(root):
         return open_cub(root)
+    from finesight.data.cars import is_cars, open_cars
+
+    if is_cars(root):
+        return open_cars(root)
+    from finesight.data.inat import is_inat, open_inat
+
+    if is_inat(root):
+        return open_inat(root)
     if folders := split_folders(root):
         return _open_splits(root, folders)
     listing = list_folder(root)

@@ -1,0 +1,76 @@
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from finesight.data.official import OFFICIAL, missing_words
+from finesight.data.sources import ImageSource, open_source
+
+
+def source(train: int, test: int, classes: int, kind: str = "cars") -> ImageSource:
+    total = train + test
+    return ImageSource(
+        Path("/data"),
+        kind,
+        np.array([f"{i}.jpg" for i in range(total)]),
+        np.arange(total) % classes,
+        tuple(f"c{i}" for i in range(classes)),
+        np.repeat(["train", "test"], [train, test]),
+    )
+
+
+@pytest.mark.parametrize("kind", OFFICIAL)
+def test_a_whole_dataset_misses_nothing(kind: str) -> None:
+    assert missing_words(source(*OFFICIAL[kind], kind)) is None
+
+
+def test_the_real_birds(cub_root: Path) -> None:
+    birds = open_source(cub_root)
+    assert missing_words(birds) is None
+    words = missing_words(birds.first_classes(197))
+    assert words is not None
+    assert words.startswith("not the official cub: 90 of 5,994 train images missing; 90 of 5,794 test images missing")
+    assert words.endswith(
+        "3 of 200 classes missing (no image of 198.Rock_Wren, 199.Winter_Wren, 200.Common_Yellowthroat)"
+    )
+
+
+def test_other_kinds_have_no_official_size() -> None:
+    assert missing_words(source(1, 1, 1, "class folders")) is None
+
+
+def test_what_is_missing_is_named() -> None:
+    assert missing_words(source(8100, 8041, 196)) == "not the official cars: 44 of 8,144 train images missing"
+    assert missing_words(source(8144, 0, 196)) == "not the official cars: 8,041 of 8,041 test images missing"
+    assert missing_words(source(8144, 8041, 190)) == "not the official cars: 6 of 196 classes missing"
+
+
+def test_what_is_too_much_is_named() -> None:
+    assert (
+        missing_words(source(8144, 8042, 197))
+        == "not the official cars: 8,042 test images where 8,041 belong; 197 classes where 196 belong"
+    )
+
+
+def test_classes_without_an_image_are_named() -> None:
+    whole = source(*OFFICIAL["cars"])
+    assert whole.labels is not None
+    words = missing_words(whole.select(whole.labels >= 5))
+    assert words is not None
+    assert words.endswith("5 of 196 classes missing (no image of c0, c1, c2 and 2 more)")
+
+
+def test_missing_labels_and_splits_are_named() -> None:
+    whole = source(*OFFICIAL["cars"])
+    bare = ImageSource(whole.root, "cars", whole.paths)
+    assert missing_words(bare) == "not the official cars: the train/test split is missing; the labels are missing"
+    assert whole.labels is not None
+    some = np.where(np.arange(len(whole)) < 1000, -1, whole.labels)
+    partly = ImageSource(whole.root, "cars", whole.paths, some, whole.classes, whole.splits)
+    assert missing_words(partly) == "not the official cars: 1,000 labels missing"
+
+
+def test_an_empty_source() -> None:
+    words = missing_words(source(*OFFICIAL["cars"]).select([]))
+    assert words is not None
+    assert "8,144 of 8,144 train images missing; 8,041 of 8,041 test images missing; 196 of 196 classes" in words
