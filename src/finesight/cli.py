@@ -13,6 +13,7 @@ import typer
 
 from finesight import __version__
 from finesight.bench.command import bench_app
+from finesight.compare_command import compare
 from finesight.errors import FineSightError, Interrupted
 from finesight.nn.pooling_config import POOLINGS
 from finesight.settings import assignments, parsed
@@ -25,6 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.command()(compare)
 
 Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in POOLINGS})  # type: ignore[misc]
 Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]

@@ -1,0 +1,212 @@
+"""Two encoders on the same queries: which is better, how sure that is, and on which images they differ."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, zip_longest
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finesight.data.cache import cache_side, open_cache
+from finesight.data.sources import ImageSource, open_source
+from finesight.encoder import Encoder
+from finesight.errors import FineSightError
+from finesight.evaluation.bootstrap import Difference, paired_bootstrap
+from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings
+from finesight.evaluation.retrieval import neighbours
+from finesight.nn.pooling_config import PoolingName
+
+SAME_AP = 1e-12  # below it a difference is rounding
+LISTED = 20  # changes of AP in the summary
+NAMED = 5  # images in an error message
+
+
+class Metric(NamedTuple):
+    """Two scores in percent, and b − a."""
+
+    a: float
+    b: float
+    difference: Difference
+
+
+@dataclass(frozen=True, eq=False)
+class Comparison:
+    """Queries are numbered as in ``paths``; what each of them gave is in ``a.queries`` and ``b.queries``."""
+
+    metrics: dict[str, Metric]  # rank1, rank5, mAP
+    split: str  # "official" or "given": the test images of that split; "all": the source has none
+    images: NDArray[np.int64]  # (queries,) indices into either cache
+    paths: tuple[str, ...]
+    labels: tuple[str, ...]  # class of each query
+    a: Evaluation
+    b: Evaluation
+    became_right: NDArray[np.int64]  # queries whose nearest image is of their class by b alone
+    became_wrong: NDArray[np.int64]  # by a alone
+    ap_changes: NDArray[np.int64]  # queries whose AP differs, largest change first
+    dropped: tuple[str, ...]  # readable at the resolution of one encoder only, so left out for both
+    resamples: int
+    seed: int
+
+    @property
+    def changed(self) -> NDArray[np.int64]:
+        """Every query that changed: nearest image right or wrong in turns, then the others, largest change first."""
+        rank = {int(query): place for place, query in enumerate(self.ap_changes)}
+        right, wrong = (
+            sorted(found.tolist(), key=lambda query: rank.get(query, len(rank)))
+            for found in (self.became_right, self.became_wrong)
+        )
+        turns = [query for query in chain.from_iterable(zip_longest(right, wrong)) if query is not None]
+        rest = np.flatnonzero(self.a.queries.hit5 != self.b.queries.hit5).tolist()
+        return np.array(list(dict.fromkeys([*turns, *self.ap_changes.tolist(), *rest])), dtype=np.int64)
+
+    def summary(self) -> dict[str, Any]:
+        """All numbers and the images that changed, ready for JSON."""
+        return {
+            "a": _system(self.a),
+            "b": _system(self.b),
+            "split": self.split,
+            "queries": len(self.paths),
+            "resamples": self.resamples,
+            "seed": self.seed,
+            "metrics": {
+                name: {"a": metric.a, "b": metric.b, "difference": vars(metric.difference)}
+                for name, metric in self.metrics.items()
+            },
+            "became_right": [self.paths[i] for i in self.became_right],
+            "became_wrong": [self.paths[i] for i in self.became_wrong],
+            "ap_changed": len(self.ap_changes),
+            "largest_ap_changes": [
+                {"path": self.paths[i], "a": float(self.a.queries.ap[i]), "b": float(self.b.queries.ap[i])}
+                for i in self.ap_changes[:LISTED]
+            ],
+            "skipped": [path for path, _ in self.a.cache.skipped],
+            "dropped": list(self.dropped),
+        }
+
+
+def compare(
+    a: Encoder,
+    b: Encoder,
+    data: str | Path | ImageSource,
+    *,
+    resamples: int = 10_000,
+    seed: int = 0,
+    limit_classes: int | None = None,
+    cache_dir: Path | None = None,
+    workers: int | None = None,
+    progress: bool = True,
+    pooling_a: PoolingName | None = None,
+    pooling_b: PoolingName | None = None,
+) -> Comparison:
+    """Score both on the test images of ``data`` (all images, where it has no split) and compare query by query.
+
+    The same encoder under two poolings takes one pass over the images.
+    """
+    names = pooling_a or a.config.pooling, pooling_b or b.config.pooling
+    for encoder, name in zip((a, b), names, strict=True):
+        encoder.pooled(name)  # says at once if it cannot
+    options: dict[str, Any] = {"cache_dir": cache_dir, "workers": workers, "progress": progress}
+    source, split, dropped = _searched(data, limit_classes, (a, b), options)
+    if a is b:
+        both = evaluate_poolings(a, source, tuple(dict.fromkeys(names)), linear=False, **options)
+        first, second = (both[name] for name in names)
+    else:
+        first, second = (
+            evaluate(encoder, source, pooling=name, linear=False, **options)
+            for encoder, name in zip((a, b), names, strict=True)
+        )
+    _check_same_images(first, second)
+    images = _queries(first)
+    found = first.cache.source
+    assert found.labels is not None
+    x, y = first.queries, second.queries
+    pairs = {"rank1": (x.hit1, y.hit1), "rank5": (x.hit5, y.hit5), "mAP": (x.ap, y.ap)}
+    change = np.abs(y.ap - x.ap)
+    order = np.argsort(-change, kind="stable")
+    return Comparison(
+        metrics={
+            name: Metric(getattr(x, name), getattr(y, name), paired_bootstrap(*pair, resamples=resamples, seed=seed))
+            for name, pair in pairs.items()
+        },
+        split=split or first.scores["setting"]["split"],
+        images=images,
+        paths=tuple(found.paths[images].tolist()),
+        labels=tuple(found.classes[label] for label in found.labels[images]),
+        a=first,
+        b=second,
+        became_right=np.flatnonzero(~x.hit1 & y.hit1),
+        became_wrong=np.flatnonzero(x.hit1 & ~y.hit1),
+        ap_changes=order[change[order] > SAME_AP],
+        dropped=dropped,
+        resamples=resamples,
+        seed=seed,
+    )
+
+
+def nearest(evaluation: Evaluation, images: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What the retrieval scores found first for each of ``images``; both are indices into the cache."""
+    gallery = _labelled(evaluation)
+    kept = np.searchsorted(evaluation.test, gallery)  # test is ascending
+    features = evaluation.extracted.features[evaluation.pooling][kept]
+    found, _ = neighbours(features, np.searchsorted(gallery, images), 1)
+    return gallery[found[:, 0]]
+
+
+def _system(evaluation: Evaluation) -> dict[str, Any]:
+    return {name: evaluation.scores["setting"][name] for name in ("method", "pooling", "resolution")}
+
+
+def _searched(
+    data: str | Path | ImageSource, limit_classes: int | None, encoders: Sequence[Encoder], options: dict[str, Any]
+) -> tuple[ImageSource, str, tuple[str, ...]]:
+    """The images to search, how they were chosen if not by a split of their own, and what only one encoder can read.
+
+    Without a split all are "test": that is what ``evaluate`` searches then too, but it keeps the features of a part.
+    """
+    source = data if isinstance(data, ImageSource) else open_source(data)
+    if source.labels is None:
+        return source, "", ()  # ``evaluate`` says what is missing
+    if limit_classes is not None:
+        source = source.first_classes(limit_classes)
+    split = "all" if source.splits is None else ""
+    if source.splits is None:
+        source = replace(source, splits=np.full(len(source), "test"))
+    elif np.any(source.splits == "test"):  # else ``evaluate`` says so
+        source = source.split("test")  # train images need not even be decoded
+    sides = sorted({cache_side(encoder.config.resolution) for encoder in encoders})
+    if len(sides) == 1:
+        return source, split, ()
+    first, second = (set(open_cache(source, side, **options).source.paths.tolist()) for side in sides)
+    one_only = first ^ second
+    kept = np.array([path not in one_only for path in source.paths.tolist()], dtype=bool)
+    return source.select(kept) if one_only else source, split, tuple(sorted(one_only))
+
+
+def _check_same_images(a: Evaluation, b: Evaluation) -> None:
+    """They may still differ if a file came or went between the two passes."""
+    paths = [evaluation.cache.source.paths[evaluation.test].tolist() for evaluation in (a, b)]
+    if paths[0] != paths[1]:
+        differ = sorted(set(paths[0]) ^ set(paths[1]))
+        more = f" and {len(differ) - NAMED} more" if len(differ) > NAMED else ""
+        raise FineSightError(
+            f"A paired comparison needs the same images for both, but {', '.join(differ[:NAMED])}{more} could be read "
+            "for one of them only. Leave the data alone while they are compared, and run the command again."
+        )
+
+
+def _labelled(evaluation: Evaluation) -> NDArray[np.int64]:
+    labels = evaluation.cache.source.labels
+    assert labels is not None
+    return evaluation.test[labels[evaluation.test] >= 0]
+
+
+def _queries(evaluation: Evaluation) -> NDArray[np.int64]:
+    """As ``retrieval`` chooses them: labelled, and not alone in their class."""
+    images = _labelled(evaluation)
+    assert evaluation.cache.source.labels is not None
+    _, number, count = np.unique(evaluation.cache.source.labels[images], return_inverse=True, return_counts=True)
+    return images[count[number] > 1]
