@@ -14,6 +14,7 @@ import typer
 from finesight import __version__
 from finesight.bench.command import bench_app
 from finesight.compare_command import compare
+from finesight.datasets_command import datasets_app
 from finesight.errors import FineSightError, Interrupted
 from finesight.nn.pooling_config import POOLINGS
 from finesight.settings import assignments, parsed
@@ -26,6 +27,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(bench_app, name="bench")
+app.add_typer(datasets_app, name="datasets")
 app.command()(compare)
 
 Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in POOLINGS})  # type: ignore[misc]
