@@ -9,11 +9,15 @@ from pathlib import Path
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")  # before torch: on tensors this small, threads are in each other's way
 
+import hypothesis
 import numpy as np
 import pytest
 from PIL import Image
 
 from processes import TINY, Finished, command, succeeded
+
+hypothesis.settings.register_profile("same", derandomize=True)  # whether a change lands is not a matter of luck
+hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
 SPECIES, TRAIN, TEST = 4, 12, 6  # drawn: 48 train and 24 test images
 
