@@ -16,7 +16,7 @@ from finesight.bench.command import bench_app
 from finesight.compare_command import compare
 from finesight.datasets_command import datasets_app
 from finesight.errors import FineSightError, Interrupted
-from finesight.nn.pooling_config import POOLINGS
+from finesight.options import CacheDir, Data, Json, Pooling, Quiet, Workers
 from finesight.settings import assignments, parsed
 
 app = typer.Typer(
@@ -30,14 +30,8 @@ app.add_typer(bench_app, name="bench")
 app.add_typer(datasets_app, name="datasets")
 app.command()(compare)
 
-Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in POOLINGS})  # type: ignore[misc]
 Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
 
-Data = Annotated[str, typer.Option("--data", help="A folder of images, a list of paths, or CUB_200_2011.")]
-CacheDir = Annotated[Path | None, typer.Option(help="Where decoded images are kept.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")]
-Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 PoolingOption = Annotated[Pooling | None, typer.Option(help="How φ becomes a feature; by default as trained.")]
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
 

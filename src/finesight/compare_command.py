@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import csv
 import json
-from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from finesight.errors import FineSightError
-from finesight.nn.pooling_config import POOLINGS
+from finesight.options import CacheDir, Data, Json, Pooling, Quiet, Workers
 
 if TYPE_CHECKING:
     import numpy as np
@@ -19,8 +18,6 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from finesight.evaluation.compare import Comparison
-
-Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in POOLINGS})  # type: ignore[misc]
 
 SHOWN = 12  # changed images in the table and in the sheet
 METRICS = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP"}
@@ -31,17 +28,17 @@ COLUMNS = ("path", "label", "change", "rank1_a", "rank1_b", "rank5_a", "rank5_b"
 def compare(
     run_a: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     run_b: Annotated[Path, typer.Argument(help="Another; or the same, with another pooling.")],
-    data: Annotated[str, typer.Option("--data", help="A folder of images, a list of paths, or CUB_200_2011.")],
+    data: Data,
     pooling_a: Annotated[Pooling | None, typer.Option(help="How A makes a feature; by default as trained.")] = None,
     pooling_b: Annotated[Pooling | None, typer.Option(help="How B makes a feature; by default as trained.")] = None,
     limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
     resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap over queries.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A folder for comparison.json, changed.csv and changed.png.")] = None,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
-    cache_dir: Annotated[Path | None, typer.Option(help="Where decoded images are kept.")] = None,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    as_json: Json = False,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
 ) -> None:
     """Is run B better than run A? Their difference with its 95 % interval, and the images that changed."""
     from finesight.console import console

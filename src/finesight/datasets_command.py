@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from finesight.options import Json, Quiet, Workers
+
 if TYPE_CHECKING:
     from finesight.data.check import CheckReport, Group
 
@@ -29,9 +31,9 @@ def check(
     near: Annotated[bool, typer.Option(help="Look for near duplicates too, not only for equal files.")] = True,
     out: Annotated[Path | None, typer.Option(help="Write report.json, duplicates.csv and skipped.csv here.")] = None,
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 on unreadable files or leakage.")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")] = False,
-    workers: Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")] = None,
-    quiet: Annotated[bool, typer.Option("--quiet", help="No progress bars.")] = False,
+    as_json: Json = False,
+    workers: Workers = None,
+    quiet: Quiet = False,
 ) -> None:
     """Find duplicates, unreadable and tiny images, uneven classes, and test images that are in train."""
     from finesight.data.check import check_source, make_folder, write_report

@@ -12,6 +12,7 @@ import typer
 
 from finesight.bench.ablations import ABLATIONS, PAPER_SETTING, paper_column
 from finesight.errors import FineSightError
+from finesight.options import CacheDir, Quiet, Workers
 from finesight.settings import assignments
 
 if TYPE_CHECKING:
@@ -21,9 +22,6 @@ if TYPE_CHECKING:
 
 bench_app = typer.Typer(help="Reproduce the tables of the docs, and the paper's ablations.", no_args_is_help=True)
 
-CacheDir = Annotated[Path | None, typer.Option(help="Where decoded images are kept.")]
-Workers = Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")]
-Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 SHOWN = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP", "attention": "attention on object"}
 SHOWN_UNSCORED = ("loss", "kl", "kl_target_uniform", "mask_entropy", "embedding_spread", "effective_rank")
 NOT_OURS = (
