@@ -7,7 +7,6 @@ find what they wanted.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import uuid
 from collections.abc import Callable, Iterator
@@ -18,9 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from finesight.console import console, track
+from finesight.console import track
 from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, os_reason, read_mask, to_rgb
 from finesight.data.sources import SUFFIX_TEXT, ImageSource
+from finesight.data.store import locked
 from finesight.errors import FineSightError, SkipImage
 
 BATCH = 256  # maps in a shard: what a killed process loses at most
@@ -43,7 +43,7 @@ def kept(
         missing, _ = _recall(folder, keys, maps)
         if len(missing):
             folder.mkdir(parents=True, exist_ok=True)
-            with _locked(folder, progress):
+            with locked(folder, "finding the salient objects", progress):
                 missing, damaged = _recall(folder, keys, maps)
                 _remove([*damaged, *folder.glob(f"*{_SCRATCH}")])  # under the lock, scratch has no living owner
                 _add(folder, keys, maps, missing, compute, progress)
@@ -121,19 +121,6 @@ def _explained(folder: Path) -> Iterator[None]:
         raise FineSightError(
             f"the saliency cache {folder} cannot be used: {os_reason(error)}; choose another folder with --cache-dir"
         ) from error
-
-
-@contextmanager
-def _locked(folder: Path, progress: bool) -> Iterator[None]:
-    """The kernel lets go of the lock when its owner dies, however it dies."""
-    with open(folder / "lock", "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if progress:
-                console.print("Another process is finding the salient objects; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 # --- mask pictures ------------------------------------------------------------------------------------

@@ -92,7 +92,7 @@ def add_images(folder: Path, jobs: Sequence[Job], side: int, workers: int, progr
     """Decode what is still missing into new shards; returns why some files could not be reached, by key."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with _locked(folder, progress):
+        with locked(folder, "decoding images into the cache", progress):
             _clean(folder)
             known = read_entries(folder).find(np.array([key for key, _ in jobs], "S16"))
             missing = list({job[0]: job for job, row in zip(jobs, known, strict=True) if row < 0}.values())
@@ -231,13 +231,13 @@ def _clean(folder: Path) -> None:
 
 
 @contextmanager
-def _locked(folder: Path, progress: bool) -> Iterator[None]:
-    """The kernel lets go of the lock when its owner dies, however it dies."""
+def locked(folder: Path, doing: str, progress: bool) -> Iterator[None]:
+    """One process at a time is ``doing`` it. The kernel lets go of the lock when its owner dies, however it dies."""
     with open(folder / "lock", "ab") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             if progress:
-                Console(stderr=True).print("Another process is decoding images into the cache; waiting for it")
+                Console(stderr=True).print(f"Another process is {doing}; waiting for it")
             fcntl.flock(file, fcntl.LOCK_EX)
         yield
