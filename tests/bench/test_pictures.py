@@ -16,10 +16,12 @@ from torch.nn.functional import cross_entropy, normalize
 
 from finesight.bench import pictures
 from finesight.bench.birds import Bench
-from finesight.bench.pictures import attention_figure, k_figure, loss_gradcam, own_k, spaced_over_classes
+from finesight.bench.pictures import attention_figure, k_figure, own_k
 from finesight.bench.profiles import PROFILES
 from finesight.bench.systems import PROJECTIONS
 from finesight.encoder import Encoder
+from finesight.explain.inputs import spaced_over_classes
+from finesight.explain.objective_cam import ObjectiveCam, loss_gradcam
 from finesight.report.figures import KCurve
 
 
@@ -106,7 +108,7 @@ def test_gradcam_is_that_of_the_loss_at_the_last_step(done: Bench, views: torch.
     found = loss_gradcam(run, encoder, views)
     assert found is not None
     state = torch.load(sorted(run.checkpoints.glob("*.pt"))[-1], weights_only=True)["module"]
-    objective = pictures._module(run, encoder, state).objective
+    objective = ObjectiveCam(run, encoder).objective
     assert torch.equal(objective.queue.vectors, state["objective.queue.vectors"])
     assert not objective.training
     phi = objective.backbone(views).detach().requires_grad_()

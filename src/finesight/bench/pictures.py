@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import numpy as np
-import torch
-from numpy.typing import NDArray
-from torch import Tensor
-from torch.nn.functional import normalize
 
 from finesight.bench.birds import Bench, birds
 from finesight.bench.networks import finished
@@ -16,13 +12,10 @@ from finesight.bench.systems import SYSTEMS
 from finesight.bench.table import CURVE, OURS, values
 from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.encoder import Encoder
-from finesight.methods.moco import MoCo, info_nce
-from finesight.rationale.gradcam import pooled_gradcam
+from finesight.explain.inputs import spaced_over_classes
+from finesight.explain.objective_cam import loss_gradcam
 from finesight.report.figures import KCurve, attention_overlays, k_curves
 from finesight.report.run_report import pixels
-from finesight.training.checkpoints import load_checkpoint
-from finesight.training.module import TrainingModule
-from finesight.training.run import RunFolder
 
 SEED = 0  # whose networks are looked at
 BIRDS = 8
@@ -79,43 +72,3 @@ def _few_birds(bench: Bench, encoder: Encoder) -> DecodedCache:
         workers=bench.runtime.workers,
         progress=False,
     )
-
-
-def spaced_over_classes(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The first image of each of ``count`` classes, evenly spaced from the first class to the last."""
-    classes, first = np.unique(labels, return_index=True)
-    spaced = np.linspace(0, len(classes) - 1, min(count, len(classes))).round().astype(int)
-    return np.asarray(first[spaced], np.int64)
-
-
-def loss_gradcam(run: RunFolder, encoder: Encoder, views: Tensor) -> Tensor | None:
-    """|gᵀφ| of the contrastive loss as the run's last step left it; None when no checkpoint is left. -> (N, H, W)
-
-    Of the network as it was trained, without the initial weights its encoder may have mixed in. The query is the view,
-    its key the same view flipped, the negatives are the queue's: nothing is drawn by lot, so the picture is the same
-    every time.
-    """
-    found = load_checkpoint(run.checkpoints)
-    if found is None:
-        return None
-    objective = _module(run, encoder, found[1]["module"]).objective
-    assert isinstance(objective, MoCo)
-    with torch.no_grad():
-        phi = objective.backbone(views)
-        key = objective.key_head(objective.key_backbone(views.flip(3)).mean((2, 3)))
-    pooled = phi.mean((2, 3)).requires_grad_()
-    query = objective.head(pooled)
-    unit = (normalize(query, dim=1), normalize(key, dim=1))
-    loss, _, _ = info_nce(*unit, objective.queue.vectors, objective.config.temperature)
-    return pooled_gradcam(phi, pooled, loss).detach().abs()
-
-
-def _module(run: RunFolder, encoder: Encoder, state: dict[str, Tensor]) -> TrainingModule:
-    """The training with its queue, in eval mode; the encoder's settings spare it the weight file."""
-    config = run.config()
-    size = len(state["objective.queue.vectors"])
-    objective = config.objective.model_copy(update={"queue": size})
-    config = config.model_copy(update={"backbone": encoder.config.backbone, "objective": objective})
-    module = TrainingModule(config, images=size, steps_per_epoch=1, load_weights=False)
-    module.load_state_dict(state)
-    return module.eval()

@@ -1,0 +1,201 @@
+"""Why two images are alike: their cosine score taken apart, exactly, into cells and projections.
+
+Every pooling here makes its feature f as a sum over cells, f = Σ_p u_p. The score f_q·f_h / (|f_q||f_h|) is then the
+sum over the query's cells of u_p·f_h / (|f_q||f_h|), and likewise over the hit's: nothing is estimated, nothing is left
+over. With a mask m, u_p is m_p φ_p / Σm; in GeM, f_c = (Σ m φ_c³ / Σm)^⅓, it is m_p φ_cp³ / (Σm f_c²).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from finesight.encoder import Encoder
+from finesight.errors import FineSightError, SkipImage, unknown
+from finesight.nn.pooling import (
+    GEM_POWER,
+    attention_mask,
+    energy_map,
+    mask_kind,
+    narrowed,
+    object_share,
+    uses_rationale,
+)
+from finesight.nn.pooling_config import POOLINGS
+from finesight.rationale.branch import FittingBranch
+from finesight.search.base import Box, View
+from finesight.search.view import Picture, picture_view, region_share
+
+Doubles = NDArray[np.float64]
+LEAST = 1e-6  # GeM sees no smaller activation (``nn.pooling.pool``)
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One image as its feature is made of it."""
+
+    phi: Doubles  # (C, H, W)
+    weights: Doubles  # (H, W) the mask it is pooled by, a region's share included; ones where all cells count alike
+    responses: Doubles | None = None  # (K, H, W) of the projections
+    winners: NDArray[np.int64] | None = None  # (H, W) which of them is the maximum; none for branches without one
+
+
+@dataclass(frozen=True)
+class ProjectionShare:
+    """What one projection's cells add to a score. A cell is the projection's that wins the maximum there (Eq. 4)."""
+
+    k: int
+    share: float  # the mean of the next two; over all projections the shares sum to the score
+    query_share: float  # by its cells in the query, with whatever they meet in the hit
+    hit_share: float
+    matched: float  # by its cells in the query with its cells in the hit alone
+    query_map: Doubles  # (H, W) sums to query_share
+    hit_map: Doubles  # (H, W) sums to hit_share
+
+
+@dataclass(frozen=True)
+class Similarity:
+    """A cosine score, and the cells and projections that made it."""
+
+    score: float
+    by: str
+    query_map: Doubles  # (H, W) sums to the score, as does the hit's
+    hit_map: Doubles  # (H, W)
+    projections: list[ProjectionShare]  # largest share first; those without a cell in either image are left out
+
+
+def similarity(
+    encoder: Encoder, query: View | Picture, hit: View | Picture, by: str | None = None, region: Box | None = None
+) -> Similarity:
+    """Take the score of two images apart, under the encoder's own pooling or another.
+
+    Images are views as a search makes them, or pictures of which the same views are made. ``region`` narrows the query
+    as searching by a box does; it is in shares of the picture.
+    """
+    name = by or encoder.config.pooling
+    if name not in POOLINGS:
+        raise unknown("pooling", name, POOLINGS)
+    if uses_rationale(name) and encoder.branch is None:
+        raise FineSightError(f"Pooling {name!r} needs a trained rationale; this encoder has none.")
+    seen = see(encoder, view_of(encoder, query, region), name, region)
+    return decompose(seen, see(encoder, view_of(encoder, hit), name), name)
+
+
+def view_of(encoder: Encoder, image: View | Picture, region: Box | None = None) -> View:
+    """What the network sees of a picture; a file that cannot be used is an error."""
+    if isinstance(image, View):
+        return image
+    try:
+        return picture_view(image, encoder.config.resolution, region)
+    except SkipImage as skip:
+        raise FineSightError(f"{image} cannot be used: {skip}") from None
+
+
+@torch.no_grad()
+def see(encoder: Encoder, view: View, by: str, region: Box | None = None) -> Seen:
+    """What the encoder makes of one view, for ``decompose``."""
+    canvas = torch.from_numpy(view.pixels.copy()).permute(2, 0, 1)[None]  # (R, R, 3) -> (1, 3, R, R)
+    views = encoder.view(canvas, torch.tensor([view.pixels.shape[:2]]))
+    phi = encoder.backbone(views.to(encoder.device)).float()
+    kind = mask_kind(by) if by != "bilinear" else None
+    mask = None if kind is None else attention_mask(energy_map(phi)) if kind == "energy" else encoder.mask(phi)
+    if region is not None:
+        share = torch.from_numpy(region_share(view, region))[None].to(phi.device)
+        mask = narrowed(mask, object_share(share, *phi.shape[2:]))
+    weights = torch.ones_like(phi[:, 0]) if mask is None else mask
+    responses = None if encoder.branch is None else encoder.branch.responses(phi)
+    winning = None if encoder.branch is None or responses is None else winners(encoder.branch, responses)
+    return Seen(
+        phi[0].double().cpu().numpy(),
+        weights[0].double().cpu().numpy(),
+        None if responses is None else responses[0].double().cpu().numpy(),
+        None if winning is None else winning[0].cpu().numpy(),
+    )
+
+
+def winners(branch: FittingBranch, responses: Tensor) -> Tensor | None:
+    """Which of the kept projections is the maximum in each cell; None where the branch takes none. -> (N, H, W)"""
+    if branch.mix is not None:
+        return None
+    if isinstance(branch.kept, Tensor):
+        responses = responses.masked_fill(~branch.kept[:, None, None], -torch.inf)
+    return responses.argmax(1)
+
+
+def decompose(query: Seen, hit: Seen, by: str) -> Similarity:
+    """The score under pooling ``by``, taken apart."""
+    if by == "bilinear":
+        return _bilinear(query, hit)
+    gem = by.endswith("gem")
+    parts, others = cell_parts(query.phi, query.weights, gem=gem), cell_parts(hit.phi, hit.weights, gem=gem)
+    feature, other = parts.sum(1), others.sum(1)  # (C,)
+    length = _length(feature, other)
+    query_map = (other @ parts / length).reshape(query.weights.shape)
+    hit_map = (feature @ others / length).reshape(hit.weights.shape)
+    shares: list[ProjectionShare] = []
+    if query.winners is not None and hit.winners is not None:
+        for k in np.union1d(query.winners, hit.winners).tolist():
+            mine, theirs = query.winners == k, hit.winners == k
+            matched = parts[:, mine.ravel()].sum(1) @ others[:, theirs.ravel()].sum(1) / length
+            shares.append(_share(k, query_map * mine, hit_map * theirs, float(matched)))
+    return Similarity(float(feature @ other / length), by, query_map, hit_map, _sorted(shares))
+
+
+def cell_parts(phi: Doubles, weights: Doubles, *, gem: bool) -> Doubles:
+    """What each cell adds to each number of the feature: (C, H, W), (H, W) -> (C, H*W), its sum over cells f."""
+    flat, weight = phi.reshape(len(phi), -1), weights.ravel()
+    weight = weight if weight.sum() > 0 else np.ones_like(weight)  # as ``nn.pooling.pool``: an empty mask says nothing
+    share = weight / weight.sum()
+    if not gem:
+        return np.asarray(flat * share)
+    cubes = np.maximum(flat, LEAST) ** GEM_POWER * share
+    feature = cubes.sum(1, keepdims=True) ** (1 / GEM_POWER)
+    return np.asarray(cubes / feature ** (GEM_POWER - 1))
+
+
+def _bilinear(query: Seen, hit: Seen) -> Similarity:
+    """Each projection pools on its own, so that its block of the feature is its share, the same from both sides."""
+    assert query.responses is not None
+    assert hit.responses is not None
+    blocks, others = _blocks(query), _blocks(hit)  # (K, C)
+    length = _length(blocks, others)
+    query_maps, hit_maps = _block_maps(query, others) / length, _block_maps(hit, blocks) / length  # (K, H, W)
+    shares = [
+        _share(k, mine, theirs, float(blocks[k] @ others[k] / length))
+        for k, (mine, theirs) in enumerate(zip(query_maps, hit_maps, strict=True))
+    ]
+    score = float((blocks * others).sum() / length)
+    return Similarity(score, "bilinear", query_maps.sum(0), hit_maps.sum(0), _sorted(shares))
+
+
+def _weighed(seen: Seen) -> Doubles:
+    """a_k,p m_p / HW. -> (K, H, W)"""
+    assert seen.responses is not None
+    return np.asarray(seen.responses * seen.weights / seen.weights.size)
+
+
+def _blocks(seen: Seen) -> Doubles:
+    return np.asarray(np.einsum("khw,chw->kc", _weighed(seen), seen.phi))
+
+
+def _block_maps(seen: Seen, others: Doubles) -> Doubles:
+    return np.asarray(_weighed(seen) * np.einsum("kc,chw->khw", others, seen.phi))
+
+
+def _length(a: NDArray[Any], b: NDArray[Any]) -> float:
+    """|a||b|, never zero: an image without any activation is like none."""
+    return max(float(np.linalg.norm(a) * np.linalg.norm(b)), np.finfo(np.float64).tiny)
+
+
+def _share(k: int, query_map: Doubles, hit_map: Doubles, matched: float) -> ProjectionShare:
+    query, hit = float(query_map.sum()), float(hit_map.sum())
+    return ProjectionShare(k, (query + hit) / 2, query, hit, matched, query_map, hit_map)
+
+
+def _sorted(shares: list[ProjectionShare]) -> list[ProjectionShare]:
+    return sorted(shares, key=lambda share: (-share.share, share.k))

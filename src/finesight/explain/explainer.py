@@ -1,0 +1,186 @@
+"""An object that is called with images and says where a network looks, as heat maps that can be laid over them.
+
+>>> explainer = Explainer.load("runs/birds")
+>>> explanation = explainer(["one.jpg", "two.jpg"])
+>>> explanation.overlay(0, "mask")  # (R, R, 3) uint8
+>>> explanation.save("why")
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from PIL import Image
+from torch import Tensor
+
+from finesight.encoder import Encoder, ImageLike
+from finesight.errors import FineSightError
+from finesight.explain.contributions import winners
+from finesight.explain.files import Names, write_png
+from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, Rectify
+from finesight.nn.pooling import attention_mask, energy_map
+from finesight.report.run_report import pixels
+from finesight.report.sheets import _range, blend
+from finesight.training.run import RunFolder
+
+Floats = NDArray[np.float32]
+MAPS = ("mask", "energy", "gradcam")
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """What is to be seen in N images. Maps are on the network's grid, H × W cells over the view."""
+
+    names: list[str]
+    pixels: NDArray[np.uint8]  # (N, R, R, 3) the view the network sees
+    mask: Floats  # (N, H, W) in [0, 1]: what features are pooled by; the energy where there is no rationale
+    energy: Floats  # (N, H, W) in [0, 1]: channel energy, the control
+    gradcam: Floats | None = None  # (N, H, W), not negative: of the loss the run was trained with
+    responses: Floats | None = None  # (N, K, H, W) of the projections
+    winners: NDArray[np.int64] | None = None  # (N, H, W) which projection is the mask's maximum there
+
+    def __len__(self) -> int:
+        return len(self.pixels)
+
+    @property
+    def variances(self) -> Floats | None:
+        """(N, K): how much each projection's answer varies over each image; those that vary most say most."""
+        return None if self.responses is None else self.responses.var(axis=(2, 3))
+
+    def heat(self, i: int, of: str | int = "mask") -> Floats:
+        """(H, W): a map of image i, named as in ``MAPS``, or the response of a projection by its number."""
+        if isinstance(of, int):
+            if self.responses is None or not 0 <= of < self.responses.shape[1]:
+                count = 0 if self.responses is None else self.responses.shape[1]
+                raise FineSightError(f"There is no projection {of}: this encoder has {count}.")
+            return np.asarray(self.responses[i, of])
+        if of not in MAPS:
+            raise FineSightError(f"There is no map {of!r}: give {', '.join(MAPS)} or the number of a projection.")
+        maps: Floats | None = getattr(self, of)
+        if maps is None:
+            raise FineSightError("There is no GradCAM: the explainer's no_gradcam says why.")
+        return np.asarray(maps[i])
+
+    def overlay(self, i: int, of: str | int = "mask", *, side: int | None = None) -> NDArray[np.uint8]:
+        """(R, R, 3), or (side, side, 3): the map over image i, from its own lowest value to its highest.
+
+        A map that is the same everywhere says nothing about where: the image is then left as it is.
+        """
+        picture, heat = self.pixels[i], self.heat(i, of)
+        if side is not None:
+            picture = np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))
+        bounds = _range(heat)
+        return picture if bounds is None else blend(picture, (heat - bounds[0]) / (bounds[1] - bounds[0]))
+
+    def top(self, i: int, count: int = 3) -> list[int]:
+        """The projections that vary most over image i."""
+        if self.variances is None:
+            return []
+        return [int(k) for k in np.argsort(-self.variances[i], kind="stable")[:count]]
+
+    def save(
+        self, folder: str | Path, *, projections: int = 3, side: int | None = None, names: Names | None = None
+    ) -> list[list[str]]:
+        """PNG overlays, of each image ``NAME-mask.png`` and so on; -> the files' names, image by image."""
+        folder, names = Path(folder), names or Names()
+        maps = [name for name in MAPS if getattr(self, name) is not None]
+        if self.responses is None:
+            maps.remove("mask")  # it is the energy
+        return [self._save(folder, i, [*maps, *self.top(i, projections)], side, names) for i in range(len(self))]
+
+    def _save(self, folder: Path, i: int, maps: list[Any], side: int | None, names: Names) -> list[str]:
+        stem = names.safe(self.names[i])
+        files = [f"{stem}-projection-{of}.png" if isinstance(of, int) else f"{stem}-{of}.png" for of in maps]
+        for of, file in zip(maps, files, strict=True):
+            write_png(folder / file, self.overlay(i, of, side=side))
+        return files
+
+    def row(self, i: int) -> Explanation:
+        """Image i alone."""
+        held: dict[str, Any] = {
+            name: None if (value := getattr(self, name)) is None else value[i : i + 1]
+            for name in ("pixels", "mask", "energy", "gradcam", "responses", "winners")
+        }
+        return replace(self, names=[self.names[i]], **held)
+
+
+class Explainer:
+    """Call it with images. Given the run as well, it knows the loss, and shows its GradCAM too."""
+
+    def __init__(
+        self, encoder: Encoder, run: RunFolder | str | Path | None = None, *, rectify: Rectify = "abs"
+    ) -> None:
+        self.encoder, self.rectify = encoder, rectify
+        self.cam: ObjectiveCam | None = None
+        self.no_gradcam = "The explainer was not given the run: only that has the loss."  # in words; "" if there is one
+        if run is not None:
+            try:
+                self.cam = ObjectiveCam(run if isinstance(run, RunFolder) else RunFolder(Path(run)), encoder)
+                self.no_gradcam = ""
+            except NoGradCAM as reason:
+                self.no_gradcam = str(reason)
+
+    @classmethod
+    def load(cls, run: str | Path, *, rectify: Rectify = "abs") -> Self:
+        """From the folder of a finished run, or of an encoder alone."""
+        return cls(Encoder.load(run), run, rectify=rectify)
+
+    def __call__(
+        self, images: ImageLike | Tensor | Sequence[ImageLike], names: Sequence[str] | None = None
+    ) -> Explanation:
+        """Paths, PIL images, or normalised views (N, 3, R, R). Where the loss is one over the batch (SimCLR, Barlow
+        Twins, VICReg), these images are its batch."""
+        views = self.encoder.prepare(images)
+        gradcam = self._gradcam(views)
+        phi = self._phi(views)
+        with torch.no_grad():
+            energy, mask = attention_mask(energy_map(phi)), self.encoder.mask(phi)
+            responses, winning = self._projections(phi)
+        return Explanation(
+            list(names) if names is not None else _names(images, len(views)),
+            np.stack([pixels(self.encoder, view.cpu()) for view in views]),
+            mask.float().cpu().numpy(),
+            energy.float().cpu().numpy(),
+            None if gradcam is None else gradcam.float().numpy(),
+            None if responses is None else responses.float().cpu().numpy(),
+            None if winning is None else winning.cpu().numpy(),
+        )
+
+    def _gradcam(self, views: Tensor) -> Tensor | None:
+        if self.cam is None:
+            return None
+        self.no_gradcam = ""
+        try:
+            return self.cam(views, self.rectify)
+        except NoGradCAM as reason:  # one image, and a loss that needs two
+            self.no_gradcam = str(reason)
+            return None
+
+    @torch.no_grad()
+    def _phi(self, views: Tensor) -> Tensor:
+        """One image at a time on the CPU, as ``Encoder.encode``."""
+        size = 1 if self.encoder.device.type == "cpu" else len(views)
+        parts = [self.encoder.backbone(part.to(self.encoder.device)).float() for part in torch.split(views, size)]
+        return torch.cat(parts)
+
+    def _projections(self, phi: Tensor) -> tuple[Tensor | None, Tensor | None]:
+        branch = self.encoder.branch
+        if branch is None:
+            return None, None
+        responses = branch.responses(phi)
+        return responses, winners(branch, responses)
+
+
+def _names(images: ImageLike | Tensor | Sequence[ImageLike], count: int) -> list[str]:
+    """Files are known by their names, others by their number."""
+    listed = [images] if isinstance(images, (str, Path)) else list(images) if isinstance(images, Sequence) else []
+    return [
+        Path(image).stem if i < len(listed) and isinstance(image := listed[i], (str, Path)) else f"image-{i + 1}"
+        for i in range(count)
+    ]

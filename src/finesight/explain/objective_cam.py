@@ -1,0 +1,140 @@
+"""GradCAM (Eq. 3) of the objective a run was trained with, on images of choice: what the loss looks at.
+
+Every objective is asked through the same interface as in training (``methods.base.Outcome``): the first view is the
+image as the encoder sees it, the second the same image flipped. Nothing is drawn by lot, so a picture is the same every
+time.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from finesight.data.saliency import SIDE, saliency_maps
+from finesight.encoder import Encoder
+from finesight.errors import FineSightError
+from finesight.methods.barlow_twins import BarlowTwins
+from finesight.methods.base import Objective
+from finesight.methods.recipes import recipe
+from finesight.methods.simclr import SimCLR
+from finesight.methods.supervised import Supervised
+from finesight.methods.vicreg import VICReg
+from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
+from finesight.training.checkpoints import load_checkpoint
+from finesight.training.module import TrainingModule
+from finesight.training.run import RunFolder
+
+Rectify = Literal["abs", "relu"]
+
+COUPLED = (SimCLR, BarlowTwins, VICReg)  # losses over the batch: of one image alone they say nothing
+
+
+class NoGradCAM(FineSightError):
+    """Why there is no GradCAM to be had; the rest of an explanation does not need it."""
+
+
+class ObjectiveCam:
+    """The training of a run as its last step left it: twins, queues and centres are those of the checkpoint.
+
+    It is the network that was trained. What a run exports may differ from it: DINO's teacher, an average with the
+    initial weights (``initial_share``), the best epoch instead of the last.
+    """
+
+    def __init__(self, run: RunFolder, encoder: Encoder) -> None:
+        module = _module(run, encoder, _state(run))
+        self.objective: Objective = module.objective.to(encoder.device).eval().requires_grad_(False)
+        self.mean, self.std = encoder.config.mean, encoder.config.std
+        # Only heads and loss are differentiated: φ becomes a leaf, and no activation of the backbone is kept.
+        self.objective.backbone.register_forward_hook(lambda network, views, phi: phi.detach().requires_grad_())
+
+    @property
+    def least(self) -> int:
+        """How many images it takes for the loss to say anything."""
+        return 2 if isinstance(self.objective, COUPLED) else 1
+
+    def __call__(self, views: Tensor, rectify: Rectify = "abs") -> Tensor:
+        """Normalised views (N, 3, R, R) -> (N, H, W), not negative; the views are one batch where the loss has one."""
+        if len(views) < self.least:
+            raise NoGradCAM(
+                f"The loss of {type(self.objective).__name__} compares the images of a batch: explain {self.least} "
+                "or more at once."
+            )
+        views = views.to(next(self.objective.backbone.parameters()).device)
+        pair = [views, views.flip(3)]
+        if self.objective.masked:
+            objects = self._objects(views)
+            pair = [torch.cat([view, alpha], 1) for view, alpha in zip(pair, (objects, objects.flip(3)), strict=True)]
+        labels = self._labels(views) if isinstance(self.objective, Supervised) else None
+        with torch.enable_grad():
+            outcome = self.objective(pair[: self.objective.views], torch.Generator().manual_seed(0), labels)
+            if outcome.average_pooled and self.objective.pool.uniform:
+                signed = pooled_gradcam(outcome.phi, outcome.pooled, outcome.loss)
+            else:
+                signed = map_gradcam(outcome.phi, outcome.loss)
+        signed = signed.detach().cpu()
+        return F.relu(signed) if rectify == "relu" else signed.abs()
+
+    def _objects(self, views: Tensor) -> Tensor:
+        """Where CVSA is told the object is: found in the view by the classical detector. -> (N, 1, R, R)"""
+        mean, std = (torch.tensor(values, device=views.device).view(3, 1, 1) for values in (self.mean, self.std))
+        small = F.interpolate(views * std + mean, size=(SIDE, SIDE), mode="bilinear", antialias=True)
+        maps = saliency_maps(small.clamp(0, 1))[:, None]
+        return F.interpolate(maps, size=views.shape[2:], mode="bilinear")
+
+    def _labels(self, views: Tensor) -> Tensor:
+        """The classes the network itself gives: nothing need be known of the images."""
+        assert isinstance(self.objective, Supervised)
+        with torch.no_grad():
+            logits: Tensor = self.objective.head(self.objective.pool(self.objective.backbone(views)))
+        return logits.argmax(1)
+
+
+def loss_gradcam(run: RunFolder, encoder: Encoder, views: Tensor) -> Tensor | None:
+    """|gᵀφ| of the run's objective, Σ_c (∂L/∂φ) φ in each cell; None where there is none to be had. -> (N, H, W)"""
+    try:
+        return ObjectiveCam(run, encoder)(views)
+    except NoGradCAM:
+        return None
+
+
+def _state(run: RunFolder) -> dict[str, Tensor]:
+    """The module of the last checkpoint."""
+    if not run.config_file.exists():
+        raise NoGradCAM(f"{run.root} is an encoder without its run: there is no loss to differentiate.")
+    try:
+        method = run.config().method
+    except FineSightError:
+        raise NoGradCAM(f"The config.yaml of {run.root.name} is damaged or of another version of FineSight.") from None
+    if recipe(method).objective is None:
+        raise NoGradCAM(f"{run.root.name} was not trained (method {method}): it has no loss.")
+    try:
+        found = load_checkpoint(run.checkpoints)
+    except FineSightError:
+        raise NoGradCAM(f"None of the checkpoints of {run.root.name} can be read.") from None
+    if found is None:
+        raise NoGradCAM(f"{run.root.name} has no checkpoint left: GradCAM needs the heads, which only those keep.")
+    state: dict[str, Tensor] = found[1]["module"]
+    return state
+
+
+def _module(run: RunFolder, encoder: Encoder, state: dict[str, Tensor]) -> TrainingModule:
+    """As large as it was: sizes that depended on the data are read off the state, which spares opening the data.
+
+    The encoder's settings spare it the weight file, which may lie elsewhere by now.
+    """
+    config = run.config().model_copy(update={"backbone": encoder.config.backbone})
+    if (queue := state.get("objective.queue.vectors")) is not None:
+        config = config.model_copy(update={"objective": config.objective.model_copy(update={"queue": len(queue)})})
+    images = next((len(state[name]) for name in ("boxes", "maps") if name in state), 2)
+    is_labelled = recipe(config.method).objective == "supervised"
+    classes = len(state["objective.head.weight"]) if is_labelled else 0
+    with torch.random.fork_rng(devices=()):  # the module seeds the generator
+        module = TrainingModule(config, images=images, steps_per_epoch=1, classes=classes, load_weights=False)
+    try:
+        module.load_state_dict(state)
+    except RuntimeError:
+        raise NoGradCAM(f"The checkpoint of {run.root.name} is of another version of FineSight.") from None
+    return module.eval()

@@ -1,0 +1,167 @@
+"""A score taken apart: against loops, and against the scores that a search gives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from finesight.encoder import Encoder
+from finesight.errors import FineSightError
+from finesight.explain.contributions import Seen, Similarity, decompose, similarity
+from finesight.nn.pooling_config import POOLINGS
+from finesight.search.base import Box
+from finesight.search.engine import TorchEngine
+from finesight.search.view import picture_view
+from reference import contributions as loops
+
+K = 5
+MASKED = [name for name in POOLINGS if name != "bilinear"]
+
+
+def seen(seed: int, *, negative: bool = False, shape: tuple[int, int, int] = (6, 3, 4)) -> Seen:
+    random = np.random.default_rng(seed)
+    phi = random.normal(size=shape) if negative else random.random(shape) + 0.01
+    responses = random.normal(size=(K, *shape[1:]))
+    return Seen(phi, random.random(shape[1:]), responses, responses.argmax(0))
+
+
+@pytest.fixture
+def two(birds: Path) -> tuple[Path, Path]:
+    first, second = sorted(birds.glob("test/*/*.png"))[:2]
+    return first, second
+
+
+@pytest.mark.parametrize("by", MASKED)
+def test_every_cell_and_projection_as_loops_have_them(by: str) -> None:
+    query, hit = seen(0), seen(1, shape=(6, 2, 5))
+    power = 3.0 if by.endswith("gem") else 1.0
+    found = decompose(query, hit, by)
+    own, other = (loops.feature(one.phi, one.weights, power) for one in (query, hit))
+    assert found.score == pytest.approx(loops.cosine(own, other), rel=1e-10)
+    np.testing.assert_allclose(found.query_map, loops.cell_map(query.phi, query.weights, power, other), rtol=1e-10)
+    np.testing.assert_allclose(found.hit_map, loops.cell_map(hit.phi, hit.weights, power, own), rtol=1e-10)
+    assert query.winners is not None
+    assert hit.winners is not None
+    for part in found.projections:
+        mine, theirs = query.winners == part.k, hit.winners == part.k
+        np.testing.assert_array_equal(part.query_map, np.where(mine, found.query_map, 0))
+        np.testing.assert_array_equal(part.hit_map, np.where(theirs, found.hit_map, 0))
+        wanted = np.dot(
+            loops.part(query.phi, query.weights, power, mine), loops.part(hit.phi, hit.weights, power, theirs)
+        )
+        assert part.matched == pytest.approx(wanted, abs=1e-12)
+
+
+def test_bilinear_blocks_as_loops_have_them() -> None:
+    query, hit = (Seen(one.phi, np.ones((3, 4)), one.responses, one.winners) for one in (seen(0), seen(1)))
+    found = decompose(query, hit, "bilinear")
+    assert len(found.projections) == K
+    for part in found.projections:
+        wanted = loops.bilinear_share(part.k, query.phi, query.responses, hit.phi, hit.responses)
+        assert part.share == pytest.approx(wanted, rel=1e-10)
+        assert part.query_share == pytest.approx(part.hit_share, rel=1e-10)
+        assert part.matched == pytest.approx(part.share, rel=1e-10)
+
+
+def sums_to_its_score(found: Similarity) -> bool:
+    sums = [found.query_map.sum(), found.hit_map.sum()]
+    if found.projections:
+        sums += [
+            sum(getattr(part, name) for part in found.projections) for name in ("share", "query_share", "hit_share")
+        ]
+    return sums == pytest.approx([found.score] * len(sums), abs=1e-10)
+
+
+@pytest.mark.parametrize("by", POOLINGS)
+@pytest.mark.parametrize("negative", [False, True])
+def test_cells_and_projections_sum_to_the_score(by: str, negative: bool) -> None:
+    found = decompose(seen(2, negative=negative), seen(3, negative=negative), by)
+    assert sums_to_its_score(found)
+    shares = [part.share for part in found.projections]
+    assert shares == sorted(shares, reverse=True)
+    if not negative and by != "bilinear":
+        assert found.query_map.min() >= 0
+        assert found.hit_map.min() >= 0
+
+
+@pytest.mark.parametrize("by", MASKED)
+def test_the_two_sides_can_be_swapped(by: str) -> None:
+    there, back = decompose(seen(4), seen(5), by), decompose(seen(5), seen(4), by)
+    assert there.score == pytest.approx(back.score, rel=1e-12)
+    np.testing.assert_allclose(there.query_map, back.hit_map, rtol=1e-12)
+    assert {part.k: part.share for part in there.projections} == pytest.approx(
+        {part.k: part.share for part in back.projections}
+    )
+
+
+def test_an_image_is_like_itself() -> None:
+    found = decompose(seen(6), seen(6), "rationale-gem")
+    assert found.score == pytest.approx(1)
+    np.testing.assert_allclose(found.query_map, found.hit_map)
+
+
+def test_an_empty_mask_and_an_image_without_activation() -> None:
+    one = seen(7)
+    empty = Seen(one.phi, np.zeros((3, 4)), one.responses, one.winners)
+    plain = Seen(one.phi, np.ones((3, 4)), one.responses, one.winners)
+    assert decompose(empty, seen(8), "rationale").score == decompose(plain, seen(8), "rationale").score
+    nothing = Seen(np.zeros((6, 3, 4)), np.ones((3, 4)))
+    found = decompose(nothing, seen(8), "average")
+    assert found.score == 0
+    assert not found.query_map.any()
+    assert found.projections == []
+
+
+@pytest.mark.parametrize("by", POOLINGS)
+def test_the_score_is_the_cosine_of_the_encoders_features(encoder: Encoder, two: tuple[Path, Path], by: str) -> None:
+    found = similarity(encoder, *two, by)
+    a, b = encoder.embed(list(two), by)  # type: ignore[arg-type]
+    assert found.score == pytest.approx(float(torch.cosine_similarity(a, b, dim=0)), abs=1e-5)
+    assert sums_to_its_score(found)
+    assert len(found.projections) > 1
+
+
+@pytest.mark.parametrize("space", ["rationale-gem", "average"])
+@pytest.mark.parametrize("region", [None, (0.1, 0.2, 0.5, 0.4), (0.0, 0.0, 0.2, 1.0)])
+def test_it_is_the_score_of_a_search_also_by_a_box(
+    encoder: Encoder, two: tuple[Path, Path], space: str, region: Box | None
+) -> None:
+    engine = TorchEngine(encoder, "-")
+    views = [picture_view(two[0], engine.resolution, region), picture_view(two[1], engine.resolution)]
+    query, hit = engine.look(views, [region, None])
+    for images in (views, two):
+        found = similarity(encoder, *images, space, region)
+        assert found.score == pytest.approx(float(query.features[space] @ hit.features[space]), abs=1e-5)
+        assert sums_to_its_score(found)
+    if region == (0.0, 0.0, 0.2, 1.0):
+        assert not found.query_map[:, 2:].any(), "cells right of the box add nothing"
+        assert found.hit_map[:, 2:].any()
+
+
+def test_projections_that_are_not_kept_win_nothing(encoder: Encoder, two: tuple[Path, Path]) -> None:
+    assert encoder.branch is not None
+    everything = {part.k for part in similarity(encoder, *two).projections}
+    encoder.branch.kept = torch.tensor([k != min(everything) for k in range(encoder.branch.projections)])
+    kept = similarity(encoder, *two)
+    assert min(everything) not in {part.k for part in kept.projections}
+    assert sums_to_its_score(kept)
+
+
+def test_an_encoder_without_a_rationale_has_cells_but_no_projections(encoder: Encoder, two: tuple[Path, Path]) -> None:
+    found = similarity(encoder.pooled("energy"), *two)
+    assert found.by == "energy"
+    assert found.projections == []
+    assert sums_to_its_score(found)
+    with pytest.raises(FineSightError, match="needs a trained rationale"):
+        similarity(encoder.pooled("energy"), *two, "rationale")
+
+
+def test_wrong_input_is_said(encoder: Encoder, two: tuple[Path, Path], tmp_path: Path) -> None:
+    with pytest.raises(FineSightError, match="no pooling 'avrage'"):
+        similarity(encoder, *two, "avrage")
+    (tmp_path / "none.png").write_bytes(b"nothing")
+    with pytest.raises(FineSightError, match="cannot be used"):
+        similarity(encoder, tmp_path / "none.png", two[1])

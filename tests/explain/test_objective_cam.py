@@ -1,0 +1,121 @@
+"""GradCAM of every objective, from the numbers in the run's checkpoint."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from finesight.encoder import Encoder
+from finesight.explain.objective_cam import COUPLED, NoGradCAM, ObjectiveCam, _module, loss_gradcam
+from finesight.methods.recipes import RECIPES
+from finesight.methods.registry import OBJECTIVES
+from finesight.training.run import RunFolder
+
+RunOf = Callable[..., RunFolder]
+# One recipe of every objective, and those that pool in training by the branch or keep boxes in the checkpoint.
+METHODS = {entry.objective: name for name, entry in reversed(RECIPES.items()) if entry.objective is not None}
+NAMES = sorted({*METHODS.values(), "lcr", "moco-bilinear", "lcr-dual-pooling", "contrastive-crop"})
+
+
+def views(count: int = 3, seed: int = 0) -> Tensor:
+    return torch.randn(count, 3, 32, 32, generator=torch.Generator().manual_seed(seed))
+
+
+def opened(run: RunFolder) -> tuple[ObjectiveCam, Encoder]:
+    encoder = Encoder.load(run.root)
+    return ObjectiveCam(run, encoder), encoder
+
+
+def test_no_objective_is_left_out() -> None:
+    assert {RECIPES[name].objective for name in NAMES} == set(OBJECTIVES)
+
+
+@pytest.mark.parametrize("method", NAMES)
+def test_it_is_the_gradient_of_the_loss_through_the_whole_map(run_of: RunOf, method: str) -> None:
+    """By differentiating the training as the checkpoint has it, backbone and all."""
+    run = run_of(method)
+    cam, encoder = opened(run)
+    found = cam(views())
+    assert found.shape == (3, 4, 4)
+    assert not found.requires_grad
+    assert (found >= 0).all()
+    assert (found > 0).any(), "a map of zeros would say nothing"
+    state = torch.load(next(run.checkpoints.glob("*.pt")), weights_only=True)["module"]
+    module = _module(run, encoder, state)
+    assert not module.training
+    kept = module.state_dict()
+    assert all(torch.equal(kept[name], value) for name, value in state.items())
+    objective, pair = module.objective, [views(), views().flip(3)]
+    if objective.masked:
+        alpha = cam._objects(views())
+        pair = [torch.cat([pair[0], alpha], 1), torch.cat([pair[1], alpha.flip(3)], 1)]
+        assert 0 <= alpha.min() <= alpha.max() <= 1
+    labels = None
+    if objective.labelled:
+        labels = objective.head(objective.backbone(views()).mean((2, 3))).argmax(1)
+    outcome = objective(pair[: objective.views], torch.Generator().manual_seed(7), labels)
+    (slope,) = torch.autograd.grad(outcome.loss.sum(), outcome.phi)
+    torch.testing.assert_close(found, (slope * outcome.phi).sum(1).abs().detach(), rtol=1e-3, atol=1e-6)
+
+
+@pytest.mark.parametrize("method", ["moco-v2", "byol", "vicreg", "dino"])
+def test_the_same_every_time_and_without_touching_the_random_numbers(run_of: RunOf, method: str) -> None:
+    run = run_of(method)
+    encoder = Encoder.load(run.root)
+    torch.manual_seed(5)
+    wanted = torch.rand(3)
+    torch.manual_seed(5)
+    cam = ObjectiveCam(run, encoder)
+    first = cam(views())
+    assert torch.equal(torch.rand(3), wanted)
+    assert torch.equal(cam(views()), first)
+
+
+def test_relu_is_the_positive_half(run_of: RunOf) -> None:
+    cam, _ = opened(run_of("moco-v2"))
+    magnitude, half = cam(views()), cam(views(), "relu")
+    assert torch.equal(half, torch.where(half > 0, magnitude, 0.0))
+    assert 0 < (half > 0).sum() < half.numel()
+
+
+@pytest.mark.parametrize("method", sorted(METHODS.values()))
+def test_the_images_are_the_batch_of_losses_that_have_one(run_of: RunOf, method: str) -> None:
+    cam, _ = opened(run_of(method))
+    together = cam(views(4))
+    if isinstance(cam.objective, COUPLED):
+        assert not torch.allclose(cam(views(4)[:2]), together[:2])
+        with pytest.raises(NoGradCAM, match="2 or more"):
+            cam(views(1))
+    else:
+        torch.testing.assert_close(cam(views(4)[:1]), together[:1], rtol=1e-3, atol=1e-6)
+
+
+def test_why_there_is_none(run_of: RunOf, tmp_path: Path) -> None:
+    run = RunFolder(Path(shutil.copytree(run_of("moco-v2").root, tmp_path / "run")))
+    encoder = Encoder.load(run.root)
+    assert loss_gradcam(run, encoder, views()) is not None
+    (file,) = run.checkpoints.glob("*.pt")
+    state = torch.load(file, weights_only=True)
+    torch.save({"module": {**state["module"], "objective.other": torch.zeros(1)}}, file)
+    with pytest.raises(NoGradCAM, match="another version"):
+        ObjectiveCam(run, encoder)
+    file.write_bytes(b"damaged")
+    with pytest.raises(NoGradCAM, match="can be read"):
+        ObjectiveCam(run, encoder)
+    file.unlink()
+    with pytest.raises(NoGradCAM, match="no checkpoint left"):
+        ObjectiveCam(run, encoder)
+    run.config_file.write_text("data: '-'\nmethod: frozen\n")
+    with pytest.raises(NoGradCAM, match="was not trained"):
+        ObjectiveCam(run, encoder)
+    run.config_file.write_text("data: '-'\nsetting: of another version\n")
+    with pytest.raises(NoGradCAM, match=r"config\.yaml"):
+        ObjectiveCam(run, encoder)
+    with pytest.raises(NoGradCAM, match="without its run"):
+        ObjectiveCam(RunFolder(run.encoder), encoder)
+    assert loss_gradcam(run, encoder, views()) is None
