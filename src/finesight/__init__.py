@@ -3,6 +3,7 @@
 >>> encoder = finesight.load("runs/birds")
 >>> features = encoder.embed(["one.jpg", "two.jpg"])
 >>> masks = encoder.attend(["one.jpg", "two.jpg"])
+>>> answer = finesight.open_index("runs/birds").by_picture("one.jpg", k=5)
 """
 
 from __future__ import annotations
@@ -14,15 +15,27 @@ if TYPE_CHECKING:
     from finesight.api import evaluate, load, train
     from finesight.encoder import Encoder
     from finesight.errors import FineSightError
+    from finesight.search.api import open_index, search_images
 
 __version__ = "0.1.0"
-__all__ = ["Encoder", "FineSightError", "__version__", "evaluate", "load", "train"]
+__all__ = [
+    "Encoder",
+    "FineSightError",
+    "__version__",
+    "evaluate",
+    "load",
+    "open_index",
+    "search_images",
+    "train",
+]
 
 _HOMES = {
     "Encoder": "finesight.encoder",
     "FineSightError": "finesight.errors",
     "evaluate": "finesight.api",
     "load": "finesight.api",
+    "open_index": "finesight.search.api",
+    "search_images": "finesight.search.api",
     "train": "finesight.api",
 }
 

@@ -129,26 +129,37 @@ class Encoder(nn.Module):
         return centre_view(canvas, sizes, self.config.resolution, self.config.mean, self.config.std)
 
     @torch.no_grad()
-    def encode(self, views: Tensor, poolings: Sequence[AnyPooling], objects: Tensor | None = None) -> Encoded:
+    def encode(
+        self,
+        views: Tensor,
+        poolings: Sequence[AnyPooling],
+        objects: Tensor | None = None,
+        regions: Tensor | None = None,
+    ) -> Encoded:
         """Features under each of ``poolings``, and the masks. An oracle pooling needs ``objects`` (N, R, R): where the
-        object is in each view; an image whose object is nowhere is pooled plainly.
+        object is in each view; an image whose object is nowhere is pooled plainly. ``regions`` (N, R, R) narrow every
+        pooling to a part of each view, a pixel counting by its share in it; the masks stay whole.
 
         One image at a time on the CPU: kernels chosen by batch size would otherwise change a feature's last bits with
         its batch-mates. On a GPU the batch goes through as it is, and so it does for the reading ``released``, whose
         masks are meant to depend on the batch.
         """
-        self._check(poolings, views, objects)
+        self._check(poolings, views, objects, regions)
         together = self.device.type != "cpu" or self._mask_range == "batch"
         size = len(views) if together else 1
         pieces = torch.split(views, size)
-        shapes = torch.split(objects, size) if objects is not None else [None] * len(pieces)
-        encoded = [self._encode(piece, poolings, shape) for piece, shape in zip(pieces, shapes, strict=True)]
+        shapes, parts = (
+            torch.split(given, size) if given is not None else [None] * len(pieces) for given in (objects, regions)
+        )
+        encoded = [self._encode(piece, poolings, *more) for piece, *more in zip(pieces, shapes, parts, strict=True)]
         return Encoded(
             {name: torch.cat([e.features[name] for e in encoded]).cpu() for name in poolings},
             {kind: torch.cat([e.masks[kind] for e in encoded]).cpu() for kind in encoded[0].masks},
         )
 
-    def _check(self, poolings: Sequence[AnyPooling], views: Tensor, objects: Tensor | None) -> None:
+    def _check(
+        self, poolings: Sequence[AnyPooling], views: Tensor, objects: Tensor | None, regions: Tensor | None
+    ) -> None:
         for name in poolings:
             if uses_rationale(name) and self.branch is None:
                 raise FineSightError(f"Pooling {name!r} needs a trained rationale; this encoder has none.")
@@ -157,10 +168,13 @@ class Encoder(nn.Module):
                 raise FineSightError(f"There is no pooling {name!r}. There are: {', '.join(POOLINGS)}.")
             if name in ORACLES and objects is None:
                 raise FineSightError(f"Pooling {name!r} is a control: it needs to be told where the objects are.")
-        if objects is not None and objects.shape != (len(views), *views.shape[2:]):
-            raise ValueError(f"views {tuple(views.shape)} but objects {tuple(objects.shape)}")
+        for what, given in (("objects", objects), ("regions", regions)):
+            if given is not None and given.shape != (len(views), *views.shape[2:]):
+                raise ValueError(f"views {tuple(views.shape)} but {what} {tuple(given.shape)}")
 
-    def _encode(self, views: Tensor, poolings: Sequence[AnyPooling], objects: Tensor | None) -> Encoded:
+    def _encode(
+        self, views: Tensor, poolings: Sequence[AnyPooling], objects: Tensor | None, regions: Tensor | None
+    ) -> Encoded:
         phi = self.backbone(views.to(self.device)).float()
         masks: dict[MaskName, Tensor] = {"energy": attention_mask(energy_map(phi))}
         if self.branch is not None:
@@ -169,7 +183,8 @@ class Encoder(nn.Module):
         if objects is not None:
             masks["box"] = object_share(objects.to(self.device), *phi.shape[2:])
         responses = self.branch.responses(phi) if self.branch is not None and "bilinear" in poolings else None
-        return Encoded({name: pool_by_name(name, phi, masks, responses) for name in poolings}, masks)
+        cover = None if regions is None else object_share(regions.to(self.device), *phi.shape[2:])
+        return Encoded({name: pool_by_name(name, phi, masks, responses, cover) for name in poolings}, masks)
 
     def mask(self, phi: Tensor, branch: FittingBranch | None = None) -> Tensor:
         """A' of Eq. 8, by the encoder's branch or another. (N, C, H, W) -> (N, H, W)"""

@@ -16,8 +16,10 @@ from torch import Tensor
 
 from finesight.data.decode import read_mask
 from finesight.data.geometry import Geometry
+from finesight.data.geometry import cache_side as cache_side
 from finesight.data.sources import ImageSource
 from finesight.data.store import Entries, add_images, image_key, read_entries
+from finesight.data.store import default_cache_dir as default_cache_dir  # there: it needs no torch
 from finesight.errors import FineSightError, SkipImage
 
 
@@ -84,18 +86,6 @@ class DecodedCache:
             return self.geometry(i).mask(read_mask(file))
         except SkipImage as skip:
             raise FineSightError(f"the object mask {file} cannot be used: {skip}") from None
-
-
-def cache_side(resolution: int) -> int:
-    """The short side kept for a training resolution: the paper resizes to 256 and crops 224, so 8/7 of it."""
-    return -(-resolution * 256 // 224)
-
-
-def default_cache_dir() -> Path:
-    """``$FINESIGHT_CACHE``, else the user's cache folder."""
-    if own := os.environ.get("FINESIGHT_CACHE"):
-        return Path(own).expanduser()
-    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "finesight"
 
 
 def open_cache(

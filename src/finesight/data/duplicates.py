@@ -55,14 +55,14 @@ def groups(contents: Sequence[bytes | None], hashes: Sequence[int | None], dista
     Equal contents are one group, so are hashes at most ``distance`` bits apart, and whatever such steps connect.
     """
     group = np.arange(len(contents))
-    _join(group, *_to_first(contents))
-    _join(group, *_to_first(hashes))
+    join(group, *_to_first(contents))
+    join(group, *_to_first(hashes))
     known = np.array([i for i, value in enumerate(hashes) if value is not None], np.int64)
     values = np.array([value for value in hashes if value is not None], np.uint64)
     distinct, first = np.unique(values, return_index=True)  # a hash that many share is compared once
     images = known[first]
     for a, b in near_pairs(distinct, distance):
-        _join(group, images[a], images[b])
+        join(group, images[a], images[b])
     return group
 
 
@@ -106,7 +106,7 @@ def _to_first(values: Sequence[bytes | None] | Sequence[int | None]) -> tuple[ND
     return table[:, 0], table[:, 1]
 
 
-def _join(group: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]) -> None:
+def join(group: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]) -> None:
     """Make one group of those of a[i] and b[i], for each i; a group's number stays its smallest member."""
     while True:
         low, high = np.minimum(group[a], group[b]), np.maximum(group[a], group[b])

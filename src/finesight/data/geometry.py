@@ -15,6 +15,11 @@ from finesight.data.decode import read_sized
 LONGEST = 3  # a panorama keeps its middle, this many times as long as wide: its short side decides the memory
 
 
+def cache_side(resolution: int) -> int:
+    """The short side kept for a training resolution: the paper resizes to 256 and crops 224, so 8/7 of it."""
+    return -(-resolution * 256 // 224)
+
+
 @dataclass(frozen=True)
 class Geometry:
     """Cached pixels are a scaled centre crop of the upright original; only panoramas are really cropped."""

@@ -43,6 +43,13 @@ Row = tuple[bytes, int, tuple[int, ...], tuple[int, int], str]  # key, offset, s
 Decoded = tuple[NDArray[np.uint8] | None, tuple[int, int], str, bool]  # pixels, (width, height), reason, remember
 
 
+def default_cache_dir() -> Path:
+    """``$FINESIGHT_CACHE``, else the user's cache folder."""
+    if own := os.environ.get("FINESIGHT_CACHE"):
+        return Path(own).expanduser()
+    return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "finesight"
+
+
 @dataclass(frozen=True)
 class Entries:
     """Every image the finished shards of a store know, one row each, sorted by key."""

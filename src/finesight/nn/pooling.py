@@ -100,11 +100,27 @@ def uses_rationale(name: AnyPooling) -> bool:
 
 
 def pool_by_name(
-    name: AnyPooling, phi: Tensor, masks: Mapping[MaskName, Tensor], responses: Tensor | None = None
+    name: AnyPooling,
+    phi: Tensor,
+    masks: Mapping[MaskName, Tensor],
+    responses: Tensor | None = None,
+    cover: Tensor | None = None,
 ) -> Tensor:
-    """The named pooling, by the one of ``masks`` that it needs, or by every projection's response."""
+    """The named pooling, by the one of ``masks`` that it needs, or by every projection's response.
+
+    ``cover`` (N, H, W) narrows it to a part: each cell counts by its share in the part, whatever else it counts by.
+    """
     if name == "bilinear":
         assert responses is not None
-        return bilinear(phi, responses)
+        return bilinear(phi, responses if cover is None else responses * cover[:, None])
     kind = mask_kind(name)
-    return pool(phi, masks[kind] if kind is not None else None, gem=name.endswith("gem"))
+    mask = masks[kind] if kind is not None else None
+    return pool(phi, mask if cover is None else narrowed(mask, cover), gem=name.endswith("gem"))
+
+
+def narrowed(mask: Tensor | None, cover: Tensor) -> Tensor:
+    """Mask × cover; a mask that sees nothing in the part leaves all of the part alike. (N, H, W) -> (N, H, W)"""
+    if mask is None:
+        return cover
+    inside = mask * cover
+    return torch.where(inside.sum((1, 2), keepdim=True) > 0, inside, cover)

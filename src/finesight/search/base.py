@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
 
@@ -77,6 +77,10 @@ class Index(ABC):
     @abstractmethod
     def item(self, item: int) -> Item | None: ...
 
+    def items(self, ids: Sequence[int]) -> list[Item | None]:
+        """Several at a time."""
+        return [self.item(int(item)) for item in ids]
+
     @abstractmethod
     def add(self, batch: NewItems) -> None: ...
 
@@ -148,3 +152,5 @@ class Hit:
     id: int
     path: str
     score: float  # cosine, 1 at most
+    width: int = field(default=0, compare=False)  # of the upright original
+    height: int = field(default=0, compare=False)

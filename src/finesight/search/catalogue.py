@@ -1,0 +1,225 @@
+"""Which items an index has, and which row of its vectors is whose. What is committed here is the truth about both.
+
+Vectors are appended to plain files first; the transaction that names their rows makes them part of the index. Whatever
+kills the writer, what lies past the last committed row is nobody's, and the next writer cuts it off.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sqlite3
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import numpy as np
+
+from finesight.errors import FineSightError
+from finesight.search.base import Ids, Item, Known
+
+PATIENCE = 60.0  # seconds to wait for another process that commits just now
+SCHEMA = """
+CREATE TABLE IF NOT EXISTS state (
+    one INTEGER PRIMARY KEY CHECK (one = 0),
+    generation INTEGER NOT NULL, rows INTEGER NOT NULL, version INTEGER NOT NULL
+);
+CREATE TABLE IF NOT EXISTS items (
+    id INTEGER PRIMARY KEY, path BLOB NOT NULL UNIQUE, bytes INTEGER NOT NULL, mtime_ns INTEGER NOT NULL,
+    width INTEGER NOT NULL, height INTEGER NOT NULL, mask BLOB NOT NULL, mask_width INTEGER NOT NULL,
+    row INTEGER NOT NULL
+);
+CREATE INDEX IF NOT EXISTS items_by_row ON items (row);
+CREATE TABLE IF NOT EXISTS dead (number INTEGER PRIMARY KEY, row INTEGER NOT NULL);
+CREATE TABLE IF NOT EXISTS structures (space TEXT PRIMARY KEY, facts TEXT NOT NULL);
+INSERT OR IGNORE INTO state VALUES (0, 0, 0, 0);
+"""
+
+
+@dataclass(frozen=True)
+class Structure:
+    """What makes searching one space fast, as built over the first ``rows`` rows of a generation."""
+
+    space: str
+    generation: int
+    rows: int
+    kind: str  # "exact" | "hnsw" | "ivf-pq"
+    file: str  # in the index folder; none for "exact"
+    pool: int  # candidates whose exact scores are computed
+    probes: int  # lists that are looked at (ivf-pq)
+    recall: float  # at 10, of exact search; measured on ``queries``
+    queries: int
+    seconds: float
+
+
+@dataclass(frozen=True)
+class State:
+    generation: int  # of the vector files: another one after they were compacted
+    rows: int  # committed, dead ones among them
+    version: int  # another one after every change
+
+
+@dataclass(frozen=True)
+class Changes:
+    """What a reader has to learn to be up to date, read in one transaction."""
+
+    state: State
+    ids: Ids  # of rows that were added
+    rows: Ids
+    dead: Ids  # rows that are nobody's any more
+    last_dead: int
+    structures: dict[str, Structure]
+
+
+class Catalogue:
+    """SQLite with a rollback journal: safe against kills and power cuts, and readable from read-only places."""
+
+    def __init__(self, file: Path, *, create: bool = False) -> None:
+        self.file = file
+        self._lock = threading.RLock()
+        if not create and not file.is_file():
+            raise FineSightError(f"The index in {file.parent} is damaged: it has no {file.name}. Make it anew.")
+        try:
+            self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            if create:
+                self._db.executescript(SCHEMA)
+        except sqlite3.Error as error:
+            raise self._damaged(error) from error
+
+    def close(self) -> None:
+        with self._lock:
+            self._db.close()
+
+    def state(self) -> State:
+        with self._reading():
+            return self._state()
+
+    def changes(self, since: State | None, last_dead: int) -> Changes:
+        """All that was committed after ``since``; all there is if that is None or of another generation."""
+        with self._reading():
+            state = self._state()
+            if since is None or since.generation != state.generation:
+                since, last_dead = State(state.generation, 0, -1), 0
+            added = self._db.execute("SELECT id, row FROM items WHERE row >= ?", (since.rows,)).fetchall()
+            gone = self._db.execute("SELECT number, row FROM dead WHERE number > ?", (last_dead,)).fetchall()
+            structures = self._structures()
+        pairs, dead = np.array(added, np.int64).reshape(-1, 2), np.array(gone, np.int64).reshape(-1, 2)
+        return Changes(
+            state,
+            pairs[:, 0],
+            pairs[:, 1],
+            dead[:, 1],
+            int(dead[:, 0].max(initial=last_dead)),
+            {one.space: one for one in structures if one.generation == state.generation},
+        )
+
+    def structures(self) -> list[Structure]:
+        with self._reading():
+            return self._structures()
+
+    def known(self) -> Known:
+        with self._reading():
+            rows = self._db.execute("SELECT id, path, bytes, mtime_ns FROM items ORDER BY path").fetchall()
+        ids, paths, sizes, mtimes = zip(*rows, strict=True) if rows else ((), (), (), ())
+        return Known(
+            np.array(ids, np.int64),
+            np.array([os.fsdecode(path) for path in paths], np.str_),
+            np.array(sizes, np.int64),
+            np.array(mtimes, np.int64),
+        )
+
+    def item(self, item: int) -> Item | None:
+        with self._reading():
+            row = self._db.execute(
+                "SELECT path, bytes, mtime_ns, width, height, mask, mask_width FROM items WHERE id = ?", (int(item),)
+            ).fetchone()
+        if row is None:
+            return None
+        path, size, mtime_ns, width, height, mask, mask_width = row
+        cells = np.frombuffer(mask, np.float32).reshape(-1, mask_width)
+        return Item(int(item), os.fsdecode(path), size, mtime_ns, width, height, cells)
+
+    # --- writing --------------------------------------------------------------------------------------------------
+
+    def add(self, items: Sequence[Item]) -> None:
+        """Whose vectors are on disk already, in the rows that follow the last committed one."""
+        with self._writing():
+            first = self._state().rows
+            for item in items:
+                place = (item.id, os.fsencode(item.path))
+                self._db.execute("INSERT INTO dead (row) SELECT row FROM items WHERE id = ? OR path = ?", place)
+                self._db.execute("DELETE FROM items WHERE id = ? OR path = ?", place)
+            self._db.executemany(
+                "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
+                [_row(item, first + n) for n, item in enumerate(items)],
+            )
+            self._db.execute("UPDATE state SET rows = rows + ?", (len(items),))
+
+    def remove(self, ids: Ids) -> None:
+        places = [(int(item),) for item in ids]
+        with self._writing():
+            self._db.executemany("INSERT INTO dead (row) SELECT row FROM items WHERE id = ?", places)
+            self._db.executemany("DELETE FROM items WHERE id = ?", places)
+
+    def compact(self, kept: Ids, generation: int) -> None:
+        """Row ``kept[i]`` is row i of the vector files of ``generation``."""
+        with self._writing():
+            self._db.executemany(  # ascending: a row only ever moves to a place that is free already
+                "UPDATE items SET row = ? WHERE row = ?", [(new, old) for new, old in enumerate(kept.tolist())]
+            )
+            self._db.execute("DELETE FROM dead")
+            self._db.execute("DELETE FROM structures")
+            self._db.execute("UPDATE state SET generation = ?, rows = ?", (generation, len(kept)))
+
+    def set_structures(self, structures: Sequence[Structure]) -> None:
+        rows = [(one.space, json.dumps(asdict(one))) for one in structures]
+        with self._writing():
+            self._db.execute("DELETE FROM structures")
+            self._db.executemany("INSERT INTO structures VALUES (?, ?)", rows)
+
+    # --- transactions ---------------------------------------------------------------------------------------------
+
+    def _state(self) -> State:
+        return State(*self._db.execute("SELECT generation, rows, version FROM state").fetchone())
+
+    def _structures(self) -> list[Structure]:
+        rows = self._db.execute("SELECT facts FROM structures").fetchall()
+        return [Structure(**json.loads(text)) for (text,) in rows]
+
+    @contextmanager
+    def _reading(self) -> Iterator[None]:
+        """All that is read inside is of one moment."""
+        with self._transaction("BEGIN"):
+            yield
+
+    @contextmanager
+    def _writing(self) -> Iterator[None]:
+        with self._transaction("BEGIN IMMEDIATE"):
+            yield
+            self._db.execute("UPDATE state SET version = version + 1")
+
+    @contextmanager
+    def _transaction(self, begin: str) -> Iterator[None]:
+        with self._lock:
+            try:
+                self._db.execute(begin)
+                try:
+                    yield
+                    self._db.execute("COMMIT")
+                except BaseException:
+                    if self._db.in_transaction:
+                        self._db.execute("ROLLBACK")
+                    raise
+            except sqlite3.Error as error:
+                raise self._damaged(error) from error
+
+    def _damaged(self, error: sqlite3.Error) -> FineSightError:
+        return FineSightError(f"The catalogue {self.file} of the index cannot be used: {error}.")
+
+
+def _row(item: Item, row: int) -> tuple[object, ...]:
+    mask = np.ascontiguousarray(item.mask, np.float32)
+    facts = (item.id, os.fsencode(item.path), item.bytes, item.mtime_ns, item.width, item.height)
+    return (*facts, mask.tobytes(), mask.shape[1], row)

@@ -1,0 +1,97 @@
+"""The files of an index's folder: which there are now, and none that lies outside of it, whatever links say."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import stat
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from finesight.data.decode import os_reason
+from finesight.data.sources import ImageSource
+
+ID_BITS = 52  # exact in JavaScript's numbers too
+OUTSIDE = "it lies outside the folder (a link or a path that leaves it)"
+UNREADABLE_FOLDER = "folder cannot be read"  # how ``list_folder`` begins what it says of one
+
+
+@dataclass(frozen=True)
+class Found:
+    """A file as it is listed: its path (relative, POSIX) and what tells whether it changed."""
+
+    path: str
+    bytes: int
+    mtime_ns: int
+
+
+def item_file(root: str | Path, path: str) -> Path | None:
+    """The real file of an item, or none if it lies outside the root by now or is no plain file."""
+    real_root = os.path.realpath(root)
+    real = os.path.realpath(os.path.join(real_root, path))
+    if not _below(real, real_root) or not os.path.isfile(real):
+        return None
+    return Path(real)
+
+
+def list_files(source: ImageSource) -> tuple[list[Found], list[tuple[str, str]]]:
+    """The images of a source that lie in its folder; and path and reason of every other entry."""
+    root = os.path.realpath(source.root)
+    found: dict[str, Found] = {}
+    skipped = list(source.skipped)
+    folders: dict[str, str] = {}  # real path of each folder, looked up once
+    for given in source.paths.tolist():
+        path = _relative(given, str(source.root))
+        file = os.path.join(root, path)
+        try:
+            real = _real(file, folders)
+            status = os.stat(real)
+        except OSError as error:
+            skipped.append((given, os_reason(error)))
+            continue
+        if not _below(real, root) or path.startswith(("/", "../")):
+            skipped.append((given, OUTSIDE))
+        elif not stat.S_ISREG(status.st_mode):
+            skipped.append((given, "not a regular file"))
+        else:
+            found[path] = Found(path, status.st_size, status.st_mtime_ns)
+    return list(found.values()), skipped
+
+
+def ids_of(paths: Iterable[str], taken: Mapping[str, int]) -> dict[str, int]:
+    """An id for each path: the one it has, else one made from its name, moved on if another path has that."""
+    owners = {item: path for path, item in taken.items()}
+    ids = {}
+    for path in paths:
+        item = taken[path] if path in taken else path_id(path)
+        while owners.get(item, path) != path:
+            item = (item + 1) % (1 << ID_BITS)
+        owners[item] = path
+        ids[path] = item
+    return ids
+
+
+def path_id(path: str) -> int:
+    """The same for the same relative path, below 2**52."""
+    digest = hashlib.blake2b(os.fsencode(path), digest_size=8).digest()
+    return int.from_bytes(digest, "big") >> (64 - ID_BITS)
+
+
+def _relative(path: str, root: str) -> str:
+    """A list may name its files in full."""
+    return os.path.relpath(path, root).replace(os.sep, "/") if os.path.isabs(path) else os.path.normpath(path)
+
+
+def _real(file: str, folders: dict[str, str]) -> str:
+    """``os.path.realpath``, but a folder of a thousand images is followed once."""
+    if os.path.islink(file):
+        return os.path.realpath(file, strict=True)
+    folder, name = os.path.split(file)
+    if folder not in folders:
+        folders[folder] = os.path.realpath(folder, strict=True)
+    return os.path.join(folders[folder], name)
+
+
+def _below(real: str, root: str) -> bool:
+    return real.startswith(root.rstrip(os.sep) + os.sep)

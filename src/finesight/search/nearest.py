@@ -1,0 +1,56 @@
+"""Exact neighbours among rows that may be far more than memory: the reference that quicker structures are held to."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finesight.search.base import Floats, Ids
+
+ROWS = 8192  # read at a time
+SCORES = 1 << 24  # of queries × rows kept at a time
+SLACK = 1e-5  # more than float32 products of the same two vectors differ by, in whatever order they are summed
+
+
+def scan(queries: Floats, vectors: Floats, live: NDArray[np.bool_], k: int) -> Iterator[Ids]:
+    """For each query the rows that may be among its k best. (n, D), (rows, D), (rows,) -> n times (≥ k,)
+
+    All that tie with the k-th are among them, so that ``ranked`` can settle ties by something better than place.
+    """
+    step = max(1, SCORES // max(1, len(vectors)))
+    for start in range(0, len(queries), step):
+        piece = queries[start : start + step]
+        scores = np.empty((len(piece), len(vectors)), np.float32)
+        for begin in range(0, len(vectors), ROWS):
+            block = np.asarray(vectors[begin : begin + ROWS])
+            np.matmul(piece, block.T, out=scores[:, begin : begin + ROWS])
+        scores[:, ~live] = -np.inf
+        for row in scores:
+            yield _best(row, k)
+
+
+def _best(scores: Floats, k: int) -> Ids:
+    if k < len(scores):
+        least = np.partition(scores, len(scores) - k)[len(scores) - k]
+        return np.flatnonzero(scores >= max(least, np.finfo(np.float32).min) - SLACK)
+    return np.flatnonzero(scores > -np.inf)
+
+
+def ranked(query: Floats, rows: Ids, vectors: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
+    """The k best of ``rows``, by exact score, then by id; -1 where there are fewer. -> scores (k,), ids (k,)
+
+    In double precision and row by row: equal vectors have equal scores wherever they lie.
+    """
+    wide = query.astype(np.float64)
+    scores = np.empty(len(rows), np.float32)
+    for start in range(0, len(rows), ROWS):
+        part = rows[start : start + ROWS]
+        scores[start : start + ROWS] = np.einsum("rd,d->r", vectors[part].astype(np.float64), wide)
+    found = ids[rows]
+    order = np.lexsort((found, -scores))[:k]
+    best_scores, best_ids = np.full(k, -1, np.float32), np.full(k, -1, np.int64)
+    best_scores[: len(order)] = np.minimum(scores[order], 1)
+    best_ids[: len(order)] = found[order]
+    return best_scores, best_ids

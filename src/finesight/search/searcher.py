@@ -1,0 +1,182 @@
+"""Search an index by a picture, by one of its own images, or by a vector."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from finesight.errors import FineSightError, SkipImage
+from finesight.search.base import Box, Engine, Floats, Hit, Ids, Index, Look, View
+from finesight.search.engine import require_same, unit
+from finesight.search.files import item_file
+from finesight.search.view import Picture, checked_box, picture_view
+
+POOL, LEAST_POOL, MOST_POOL = 5, 50, 1000  # candidates for a varied answer: so many for each hit, within these limits
+MOST = 10_000  # hits of one search
+
+
+class UnusablePicture(FineSightError):
+    """The query is not a picture that can be read."""
+
+
+@dataclass(frozen=True)
+class Answer:
+    """Hits, best first, and what was seen in the query where it was a picture."""
+
+    space: str
+    hits: tuple[Hit, ...]
+    view: View | None = None
+    look: Look | None = None
+    embed_ms: float = 0.0
+    search_ms: float = 0.0
+
+
+class Searcher:
+    """An index and the engine that sees queries as the index's images were seen. Threads may share one.
+
+    ``by`` is the pooling that is compared by: one of the index's, ``rationale`` for the one of its that looks where the
+    rationale does, by default its first. ``box`` narrows the query to a part: x, y, width, height as shares of the
+    picture. ``diversity`` trades nearness for hits that differ from each other; ``min_score`` is a cosine.
+    """
+
+    def __init__(self, index: Index, engine: Engine | None = None) -> None:
+        if engine is not None:
+            require_same(index, engine, "the engine")
+        self.index, self.engine = index, engine
+
+    def by_picture(
+        self,
+        picture: Picture,
+        k: int = 10,
+        *,
+        by: str | None = None,
+        box: Box | None = None,
+        diversity: float = 0.0,
+        min_score: float | None = None,
+    ) -> Answer:
+        start = time.perf_counter()
+        space = self.space(by)
+        view, look = self.see(picture, box)
+        middle = time.perf_counter()
+        hits = self._hits(look.features[space], k, space, diversity, min_score, None)
+        end = time.perf_counter()
+        return Answer(space, hits, view, look, 1000 * (middle - start), 1000 * (end - middle))
+
+    def by_item(
+        self,
+        item: int,
+        k: int = 10,
+        *,
+        by: str | None = None,
+        box: Box | None = None,
+        diversity: float = 0.0,
+        min_score: float | None = None,
+    ) -> Answer:
+        """Like an image of the index, which is itself left out. Its file is read only for a box."""
+        space = self.space(by)
+        found = self.index.item(item)
+        if found is None:
+            raise FineSightError(f"The index has no item {item}.")
+        start = time.perf_counter()
+        view: View | None = None
+        look: Look | None = None
+        if box is None:
+            vector = self.index.vectors(np.array([item], np.int64), space)[0]
+        else:
+            file = item_file(self.index.meta.root, found.path)
+            if file is None:
+                raise UnusablePicture(
+                    f"{found.path} is not in {self.index.meta.root} any more: it has no parts to show."
+                )
+            view, look = self.see(file, box)
+            vector = look.features[space]
+        middle = time.perf_counter()
+        hits = self._hits(vector, k, space, diversity, min_score, item)
+        end = time.perf_counter()
+        return Answer(space, hits, view, look, 1000 * (middle - start), 1000 * (end - middle))
+
+    def by_vector(
+        self,
+        vector: Floats,
+        k: int = 10,
+        *,
+        by: str | None = None,
+        diversity: float = 0.0,
+        min_score: float | None = None,
+        left_out: int | None = None,
+    ) -> Answer:
+        """A feature of any length, as ``Encoder.embed`` makes it; the item ``left_out`` is no answer. (D,)"""
+        space = self.space(by)
+        query = np.asarray(vector, np.float32).reshape(-1)
+        if len(query) != self.index.meta.dimension or not np.isfinite(query).all():
+            raise FineSightError(f"The query must be {self.index.meta.dimension} finite numbers.")
+        start = time.perf_counter()
+        hits = self._hits(unit(query), k, space, diversity, min_score, left_out)
+        return Answer(space, hits, search_ms=1000 * (time.perf_counter() - start))
+
+    def see(self, picture: Picture, box: Box | None = None) -> tuple[View, Look]:
+        """What the engine makes of a picture, or of a part of it."""
+        if self.engine is None:
+            raise FineSightError("This searcher has no engine: it can search by items and vectors only.")
+        box = None if box is None else checked_box(box)
+        try:
+            view = picture_view(picture, self.engine.resolution, box)
+        except SkipImage as skip:
+            name = picture if isinstance(picture, (str, Path)) else "The picture"
+            raise UnusablePicture(f"{name} cannot be used: {skip}") from None
+        return view, self.engine.look([view], [box])[0]
+
+    def space(self, by: str | None) -> str:
+        """The space of the index that ``by`` means."""
+        spaces = self.index.meta.spaces
+        if by is None:
+            return spaces[0]
+        if by in spaces:
+            return by
+        if by == "rationale" and (named := [space for space in spaces if space.startswith("rationale")]):
+            return named[0]
+        raise FineSightError(f"The index cannot be searched by {by!r}. It can by: {', '.join(spaces)}.")
+
+    def _hits(
+        self, query: Floats, k: int, space: str, diversity: float, min_score: float | None, left_out: int | None
+    ) -> tuple[Hit, ...]:
+        if not 1 <= k <= MOST:
+            raise FineSightError(f"The number of hits must be between 1 and {MOST:,}, not {k}.")
+        if not 0 <= diversity <= 1:
+            raise FineSightError(f"Diversity must be between 0 and 1, not {diversity:g}.")
+        pool = k if not diversity else max(k, min(MOST_POOL, max(LEAST_POOL, POOL * k)))
+        scores, ids = (found[0] for found in self.index.search(query[None], pool + (left_out is not None), space))
+        keep = (ids >= 0) & (ids != (-1 if left_out is None else left_out))
+        if min_score is not None:
+            keep &= scores >= min_score
+        scores, ids = scores[keep][:pool], ids[keep][:pool]
+        if diversity:
+            order = varied(scores, self.index.vectors(ids, space), k, diversity)
+            scores, ids = scores[order], ids[order]
+        items = self.index.items(ids[:k].tolist())
+        return tuple(
+            Hit(item.id, item.path, score, item.width, item.height)
+            for item, score in zip(items, scores[:k].tolist(), strict=True)
+            if item is not None
+        )
+
+
+def varied(scores: Floats, vectors: Floats, k: int, diversity: float) -> Ids:
+    """The order of the k picked one after the other by (1 − d) · score − d · nearest of those picked. (n,), (n, D)
+
+    Maximal marginal relevance: Carbonell and Goldstein, SIGIR 1998. Equal ones keep their order.
+    """
+    order: list[int] = []
+    nearest = np.zeros(len(scores))
+    left = np.ones(len(scores), bool)
+    for _ in range(min(k, len(scores))):
+        worth = np.where(left, (1 - diversity) * scores - diversity * nearest, -np.inf)
+        chosen = int(worth.argmax())
+        order.append(chosen)
+        left[chosen] = False
+        alike = vectors @ vectors[chosen]
+        nearest = alike if len(order) == 1 else np.maximum(nearest, alike)
+    return np.array(order, np.int64)
