@@ -1,0 +1,222 @@
+"""``Encoder`` → one ONNX file, checked against PyTorch before it takes its name."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path, PurePath
+from typing import Any
+
+import torch
+from timm.layers.conv2d_same import Conv2dSame
+
+from finesight import __version__
+from finesight.data.geometry import cache_side
+from finesight.encoder import Encoder, EncoderConfig
+from finesight.errors import FineSightError
+from finesight.export.check import Difference, check
+from finesight.export.graph import Graph
+from finesight.export.names import AXES, FORMAT, IMAGES, KEY, REGION
+from finesight.export.runtime import needed
+
+OPSET = 18
+TOLERANCE = 1e-3
+PHI = "phi"
+
+
+@dataclass(frozen=True)
+class Exported:
+    """What was written, and how far it is from PyTorch."""
+
+    file: Path
+    bytes: int
+    differences: tuple[Difference, ...]
+    warnings: tuple[str, ...]
+
+    def summary(self) -> dict[str, Any]:
+        """For scripts."""
+        return {
+            "file": str(self.file),
+            "bytes": self.bytes,
+            "differences": {
+                each.output: {k: v for k, v in asdict(each).items() if k != "output"} for each in self.differences
+            },
+            "warnings": list(self.warnings),
+        }
+
+
+def export_onnx(
+    run: str | Path,
+    out: str | Path,
+    *,
+    responses: bool = False,
+    tolerance: float = TOLERANCE,
+    progress: bool = True,
+) -> Exported:
+    """Write the encoder of a finished run as ``out``. Where it differs from PyTorch by more than ``tolerance``, no file
+    is left and the error says by how much."""
+    from finesight.search.engine import fingerprint
+
+    out = Path(out)
+    check_target(out)
+    encoder = Encoder.load(run)
+    if responses and encoder.branch is None:
+        raise FineSightError(f"There are no responses to export: the encoder in {run} has no rationale.")
+    return write_checked(encoder, traced(encoder, responses=responses), out, fingerprint(run), tolerance, progress)
+
+
+def write_checked(
+    encoder: Encoder, model: Any, out: Path, fingerprint: str, tolerance: float = TOLERANCE, progress: bool = True
+) -> Exported:
+    """The traced ``model`` becomes a file only if it gives what ``encoder`` does."""
+    describe(model, encoder.config, fingerprint, "fp32")
+    names = [output.name for output in model.graph.output]
+    with put_in_place(out, model) as scratch:
+        found = check(encoder, scratch, names, progress=progress)
+        if worse := [one for one in found if not one.relative <= tolerance]:  # so that a nan is no agreement
+            raise FineSightError(
+                f"The exported graph differs from PyTorch: {worse[0].output} by {worse[0].relative:.2g} of its largest "
+                f"value, more than the tolerance {tolerance:g}. No file was written."
+            )
+    return Exported(out, out.stat().st_size, found, tuple(_cautions(encoder.config)))
+
+
+def check_target(out: Path) -> None:
+    """Before the work, not after."""
+    if out.suffix.lower() != ".onnx":
+        raise FineSightError(f"{out} must end in .onnx.")
+    if out.is_dir() or not out.absolute().parent.is_dir():
+        raise FineSightError(f"{out} cannot be written: " + ("it is a folder." if out.is_dir() else "no such folder."))
+    for package in ("onnx", "onnxscript", "onnxruntime"):
+        needed(package)
+
+
+@contextmanager
+def put_in_place(out: Path, model: Any) -> Iterator[Path]:
+    """The file under another name; it takes its own when the block ends well, and vanishes when not."""
+    scratch = out.with_name(f".{out.name}.tmp")
+    try:
+        try:
+            scratch.write_bytes(model.SerializeToString())
+        except ValueError as error:
+            raise FineSightError(f"The network is too large for one ONNX file: {error}") from error
+        except OSError as error:
+            raise FineSightError(f"{out} cannot be written: {error.strerror}.") from error
+        yield scratch
+        os.replace(scratch, out)
+    finally:
+        scratch.unlink(missing_ok=True)
+
+
+def traced(encoder: Encoder, *, responses: bool = False) -> Any:
+    """The graph as an onnx ``ModelProto``, for any batch and any size; φ is a value of it named ``phi``."""
+    _refuse_same_padding(encoder)
+    graph = Graph(encoder, responses=responses)
+    side = encoder.config.resolution
+    height, width = side, side + encoder.backbone.stride  # other than each other, or they would be taken for the same
+    example = torch.zeros(2, height, width, 3, dtype=torch.uint8), torch.ones(2, height, width)
+    free = {axis: torch.export.Dim.DYNAMIC for axis in range(3)}
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                graph,
+                example,
+                dynamo=True,
+                dynamic_shapes={IMAGES: free, REGION: free},
+                input_names=[IMAGES, REGION],
+                output_names=[*graph.names, PHI],
+                opset_version=OPSET,
+                external_data=False,
+                verbose=False,
+            )
+    except Exception as error:  # the exporter's own errors, and whatever a model's code raises when traced
+        reason = str(error).strip().partition("\n")[0] or type(error).__name__
+        raise FineSightError(f"'{encoder.config.backbone.name}' cannot be exported to ONNX: {reason}") from error
+    assert program is not None
+    return _finished(program.model_proto)
+
+
+def _refuse_same_padding(encoder: Encoder) -> None:
+    """Padding that is worked out anew from the size in every layer keeps the exporter busy for hours."""
+    for module in encoder.backbone.modules():
+        if isinstance(module, Conv2dSame):
+            raise FineSightError(
+                f"'{encoder.config.backbone.name}' cannot be exported to ONNX: it pads as TensorFlow does. "
+                "timm mostly has the same network with plain padding, without 'tf_' in its name."
+            )
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """The exporter warns of its own deprecations and logs its steps, none of which a user can act on."""
+    logger = logging.getLogger("torch.onnx")
+    level = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        logger.setLevel(level)
+
+
+def _finished(model: Any) -> Any:
+    """Axes by name, the region optional, φ no output."""
+    onnx = needed("onnx")
+    graph = model.graph
+    graph.output.remove(next(output for output in graph.output if output.name == PHI))
+    del graph.value_info[:]  # they speak of axes by the names they had
+    for value in [*graph.input, *graph.output]:
+        for dim, name in zip(value.type.tensor_type.shape.dim, AXES[value.name], strict=True):
+            if name:
+                dim.dim_param = name
+    _make_region_optional(onnx, graph)
+    onnx.checker.check_model(model)
+    return model
+
+
+def _make_region_optional(onnx: Any, graph: Any) -> None:
+    """An input with an initializer of its name may be left out. The initializer is one 1, spread over the picture."""
+    full, size = "region_of_image", "image_size"
+    for node in graph.node:
+        node.input[:] = [full if name == REGION else name for name in node.input]
+    ones = onnx.helper.make_tensor(REGION, onnx.TensorProto.FLOAT, (1, 1, 1), [1.0])
+    graph.initializer.append(ones)
+    graph.node.insert(0, onnx.helper.make_node("Shape", [IMAGES], [size], name=size, start=0, end=3))
+    graph.node.insert(1, onnx.helper.make_node("Expand", [REGION, size], [full], name=full))
+
+
+def describe(model: Any, config: EncoderConfig, fingerprint: str, precision: str) -> None:
+    """Write into the model what it was made of and what it expects."""
+    settings = config.model_dump(mode="json")
+    settings["backbone"]["weights"] = PurePath(settings["backbone"]["weights"]).name  # not where someone keeps them
+    known = {
+        "format": FORMAT,
+        "version": __version__,
+        "fingerprint": fingerprint,
+        "precision": precision,
+        "encoder": settings,
+        "preprocessing": {
+            "short_side": cache_side(config.resolution),
+            "centre_crop": config.resolution,
+            "resize": "antialiased bilinear",
+            "pixels": "uint8 RGB; scaled and normalised inside the graph",
+        },
+    }
+    needed("onnx").helper.set_model_props(model, {KEY: json.dumps(known)})
+    model.producer_name, model.producer_version = "finesight", __version__
+    model.doc_string = "FineSight: feature, plain average and attention of images. See the metadata 'finesight'."
+
+
+def _cautions(config: EncoderConfig) -> list[str]:
+    if config.rationale is None or config.rationale.mask_range == "image":
+        return []
+    return [
+        f"This run's masks take their range over the batch (reading {config.rationale.reading!r}), and so does the "
+        "graph: a feature depends on the other images of the same call. Give it one image at a time to avoid that."
+    ]

@@ -1,0 +1,56 @@
+"""The graph that is exported gives what the encoder gives, before any ONNX."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch.testing import assert_close
+
+from export.networks import KINDS, small_encoder
+from finesight.export.check import reference, trials
+from finesight.export.graph import Graph, cell_share
+from finesight.nn.pooling import object_share
+from finesight.nn.pooling_config import PoolingName
+from finesight.rationale.config import ReadingName
+from reference.boxes import share
+
+
+@pytest.mark.parametrize(("pooling", "reading"), KINDS)
+@torch.no_grad()
+def test_every_output_is_the_encoders(pooling: PoolingName, reading: ReadingName | None) -> None:
+    encoder = small_encoder(pooling, reading)
+    graph = Graph(encoder, responses=reading is not None)
+    for images, region in trials(32, 8, seed=3):
+        whole = torch.ones(images.shape[:3]) if region is None else region
+        *outputs, _ = graph(images, whole)
+        wanted = reference(encoder, images, region, graph.names)
+        assert set(graph.names) == set(wanted)
+        for name, output in zip(graph.names, outputs, strict=True):
+            assert_close(output, torch.from_numpy(wanted[name]), rtol=1e-4, atol=1e-5)
+
+
+@torch.no_grad()
+def test_a_region_changes_the_feature_and_not_the_mask() -> None:
+    graph = Graph(small_encoder("rationale-gem", "finesight"))
+    images = torch.randint(0, 256, (1, 32, 32, 3), dtype=torch.uint8, generator=torch.Generator().manual_seed(0))
+    part = torch.zeros(1, 32, 32)
+    part[:, :16, :16] = 1
+    whole, narrow = graph(images, torch.ones(1, 32, 32)), graph(images, part)
+    assert not torch.allclose(whole[0], narrow[0])
+    assert not torch.allclose(whole[1], narrow[1])
+    assert torch.equal(whole[2], narrow[2])
+
+
+@pytest.mark.parametrize(
+    ("size", "grid"), [((32, 32), (4, 4)), ((35, 52), (5, 7)), ((31, 30), (4, 4)), ((8, 8), (1, 8))]
+)
+def test_the_share_of_a_cell_is_adaptive_pooling(size: tuple[int, int], grid: tuple[int, int]) -> None:
+    region = torch.rand(3, *size, generator=torch.Generator().manual_seed(1))
+    assert_close(cell_share(region, *grid), object_share(region, *grid))
+
+
+def test_the_share_of_a_cell_is_what_a_box_covers() -> None:
+    region = torch.zeros(1, 32, 32)
+    region[:, 5:22, 3:17] = 1
+    np.testing.assert_allclose(cell_share(region, 4, 4)[0], share((3, 5, 14, 17), 32, 4, 4), atol=1e-6)

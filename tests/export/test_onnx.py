@@ -1,0 +1,230 @@
+"""The file: what it computes, what it says about itself, and that a wrong one is not left behind."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+import pytest
+import torch
+import typer
+from onnx import numpy_helper
+from typer.testing import CliRunner
+
+import finesight
+from export.networks import small_encoder
+from finesight.api import frozen
+from finesight.encoder import Encoder
+from finesight.errors import FineSightError
+from finesight.export.check import check, cosine
+from finesight.export.names import AXES
+from finesight.export.onnx import Exported, export_onnx, traced, write_checked
+from finesight.export_command import export
+from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.pooling_config import PoolingName
+from finesight.rationale.config import ReadingName
+from finesight.search.engine import fingerprint
+
+cli = typer.Typer()
+cli.command()(export)
+
+
+@pytest.fixture(scope="module")
+def encoder(lcr: Path) -> Encoder:
+    return finesight.load(lcr)
+
+
+@pytest.fixture(scope="module")
+def plain(exported: Exported) -> Any:
+    """The file as someone else would open it."""
+    return onnxruntime.InferenceSession(str(exported.file), providers=["CPUExecutionProvider"])
+
+
+def pixels(*shape: int, seed: int = 0) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    return np.random.default_rng(seed).integers(0, 256, (*shape, 3), dtype=np.uint8)
+
+
+# --- what it computes -------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [(1, 32, 32), (5, 32, 32), (2, 41, 67), (1, 96, 48)])
+def test_outputs_are_pytorchs_for_any_batch_and_size(encoder: Encoder, plain: Any, size: tuple[int, int, int]) -> None:
+    images = pixels(*size)
+    views = (torch.from_numpy(images).permute(0, 3, 1, 2) / 255 - torch.tensor(encoder.config.mean).view(3, 1, 1)) / (
+        torch.tensor(encoder.config.std).view(3, 1, 1)
+    )
+    feature, average, attention, responses = plain.run(None, {"images": images})
+    np.testing.assert_allclose(feature, encoder.embed(views), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(average, encoder.embed(views, "average"), rtol=1e-4, atol=1e-5)
+    np.testing.assert_allclose(attention, encoder.attend(views), atol=1e-4)
+    assert responses.shape == (len(images), 4, *attention.shape[1:])
+    assert attention.min() >= 0
+    assert attention.max() <= 1
+
+
+def test_the_region_may_be_left_out_or_shared_by_the_batch(encoder: Encoder, plain: Any) -> None:
+    images = pixels(3, 32, 40)
+    assert [given.name for given in plain.get_inputs()] == ["images"]
+    assert [given.name for given in plain.get_overridable_initializers()] == ["region"]
+    part = np.zeros((1, 32, 40), np.float32)
+    part[:, 3:20, 8:30] = 1
+    alone = plain.run(None, {"images": images})
+    for region in (np.ones((3, 32, 40), np.float32), np.ones((1, 1, 1), np.float32)):
+        for a, b in zip(alone, plain.run(None, {"images": images, "region": region}), strict=True):
+            np.testing.assert_array_equal(a, b)
+    shared = plain.run(None, {"images": images, "region": part})
+    each = plain.run(None, {"images": images, "region": np.repeat(part, 3, axis=0)})
+    np.testing.assert_array_equal(shared[0], each[0])
+    assert np.abs(shared[0] - alone[0]).max() > 1e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("pooling", "reading"), [("energy-gem", None), ("bilinear", "released"), ("average", "paper")])
+def test_other_poolings_and_readings(tmp_path: Path, pooling: PoolingName, reading: ReadingName | None) -> None:
+    small_encoder(pooling, reading).save(tmp_path / "encoder")
+    report = export_onnx(tmp_path, tmp_path / "model.onnx", progress=False)
+    assert {one.output for one in report.differences} >= {"feature", "average", "attention"}
+    assert max(one.relative for one in report.differences) < 1e-4
+    assert bool(report.warnings) == (reading == "released")
+
+
+# --- what it says -----------------------------------------------------------------------------------------------------
+
+
+def test_the_file_says_what_it_is(exported: Exported, encoder: Encoder, lcr: Path) -> None:
+    model = onnx.load(str(exported.file))
+    onnx.checker.check_model(model, full_check=True)
+    known = json.loads({entry.key: entry.value for entry in model.metadata_props}["finesight"])
+    assert known["fingerprint"] == fingerprint(lcr)
+    assert known["version"] == finesight.__version__
+    assert known["precision"] == "fp32"
+    assert known["encoder"] == encoder.config.model_dump(mode="json")
+    assert known["preprocessing"]["centre_crop"] == 32
+    assert model.opset_import[0].version >= 17
+    for value in [*model.graph.input, *model.graph.output]:
+        names = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
+        assert names == list(AXES[value.name])
+
+
+def test_where_someone_keeps_weights_is_not_told(tmp_path: Path) -> None:
+    from finesight.export.onnx import describe
+
+    config = small_encoder("average", None).config
+    secret = config.model_copy(
+        update={"backbone": config.backbone.model_copy(update={"weights": "/home/someone/w.safetensors"})}
+    )
+    model = onnx.ModelProto()
+    describe(model, secret, "0" * 32, "fp32")
+    assert b"w.safetensors" in model.SerializeToString()
+    assert b"someone" not in model.SerializeToString()
+
+
+# --- wrong ones -------------------------------------------------------------------------------------------------------
+
+
+def scaled(exported: Exported, factor: float) -> onnx.ModelProto:
+    """The exported graph with other weights in its first convolution."""
+    model = onnx.load(str(exported.file))
+    first = next(node for node in model.graph.node if node.op_type == "Conv")
+    weight = next(tensor for tensor in model.graph.initializer if tensor.name == first.input[1])
+    weight.CopyFrom(numpy_helper.from_array(numpy_helper.to_array(weight) * np.float32(factor), weight.name))
+    return model
+
+
+def test_a_graph_that_computes_something_else_is_not_left_behind(
+    exported: Exported, encoder: Encoder, tmp_path: Path
+) -> None:
+    model = scaled(exported, 1.05)
+    out = tmp_path / "model.onnx"
+    with pytest.raises(FineSightError, match=r"differs from PyTorch: .* No file was written"):
+        write_checked(encoder, model, out, "0" * 32, progress=False)
+    out.write_bytes(b"what was there before")
+    with pytest.raises(FineSightError, match="differs"):
+        write_checked(encoder, model, out, "0" * 32, progress=False)
+    assert [file.name for file in tmp_path.iterdir()] == ["model.onnx"]
+    assert out.read_bytes() == b"what was there before"
+
+
+def test_a_nan_is_no_agreement(exported: Exported, encoder: Encoder, tmp_path: Path) -> None:
+    model = scaled(exported, float("nan"))
+    with pytest.raises(FineSightError, match="differs"):
+        write_checked(encoder, model, tmp_path / "model.onnx", "0" * 32, progress=False)
+
+
+def test_the_stated_error_is_the_one_there_is(exported: Exported, encoder: Encoder) -> None:
+    """Every output has one, none is exactly nothing, and the check finds the same again."""
+    assert [one.output for one in exported.differences] == ["feature", "average", "attention", "responses"]
+    assert all(0 <= one.relative < 1e-4 for one in exported.differences)
+    assert any(one.absolute > 0 for one in exported.differences)
+    names = [one.output for one in exported.differences]
+    again = check(encoder, exported.file, names, progress=False)
+    for before, now in zip(exported.differences, again, strict=True):
+        assert now.absolute == pytest.approx(before.absolute, rel=0.5, abs=1e-6)
+
+
+def test_cosine() -> None:
+    a, b = np.array([3.0, 4.0]), np.array([4.0, -3.0])
+    assert cosine(a, b) == 0
+    assert cosine(a, 2 * a) == pytest.approx(1)
+    assert cosine(0 * a, a) == 0
+    assert cosine(0 * a, 0 * a) == 1
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("model.pt", "must end in .onnx"), ("no/model.onnx", "no such folder"), ("d.onnx", "a folder")]
+)
+def test_a_bad_target_is_refused_before_the_work(lcr: Path, tmp_path: Path, name: str, words: str) -> None:
+    (tmp_path / "d.onnx").mkdir()
+    with pytest.raises(FineSightError, match=words):
+        export_onnx(lcr, tmp_path / name)
+
+
+def test_responses_need_a_rationale(tmp_path: Path) -> None:
+    small_encoder("average", None).save(tmp_path / "encoder")
+    with pytest.raises(FineSightError, match="no rationale"):
+        export_onnx(tmp_path, tmp_path / "model.onnx", responses=True)
+
+
+def test_padding_by_size_is_refused_at_once() -> None:
+    encoder = frozen(BackboneConfig(name="tf_mobilenetv3_small_minimal_100", weights="random"), 32)
+    with pytest.raises(FineSightError, match="pads as TensorFlow does"):
+        traced(encoder)
+
+
+@pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])
+def test_a_missing_package_is_named(lcr: Path, tmp_path: Path, package: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, package, None)  # as if it were not installed
+    with pytest.raises(FineSightError, match=rf"'{package}'.*pip install finesight\[export\]"):
+        export_onnx(lcr, tmp_path / "model.onnx")
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_the_command_in_fp32_and_int8(lcr: Path, birds: Path, tmp_path: Path) -> None:
+    out = tmp_path / "model.onnx"
+    done = CliRunner().invoke(
+        cli,
+        [str(lcr), str(out), "--int8", "--calibrate", str(birds), "--calibration-images", "10", "--json", "--quiet"],
+    )
+    assert done.exit_code == 0, done.exception
+    said = json.loads(done.stdout)
+    assert said["bytes"] == out.stat().st_size
+    assert said["differences"]["feature"]["relative"] < 1e-4
+    assert said["int8"]["bytes"] == (tmp_path / "model.int8.onnx").stat().st_size
+    assert said["int8"]["bytes"] < said["bytes"] / 2
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["model.int8.onnx", "model.onnx"]
+
+
+@pytest.mark.parametrize("options", [["--int8"], ["--calibrate", "."]])
+def test_int8_and_calibrate_belong_together(lcr: Path, tmp_path: Path, options: list[str]) -> None:
+    done = CliRunner().invoke(cli, [str(lcr), str(tmp_path / "model.onnx"), *options])
+    assert isinstance(done.exception, FineSightError)
+    assert "--calibrate" in str(done.exception)
+    assert not list(tmp_path.iterdir())
