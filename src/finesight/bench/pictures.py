@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import normalize
 
-from finesight.bench.birds import Bench, birds
+from finesight.bench.engine import Bench
 from finesight.bench.networks import finished
 from finesight.bench.profiles import Profile
 from finesight.bench.results import Results
@@ -67,7 +67,7 @@ def attention_figure(bench: Bench) -> bytes | None:
 
 
 def _few_birds(bench: Bench, encoder: Encoder) -> DecodedCache:
-    source = birds(bench.data)
+    source = bench.source()
     if bench.profile.classes is not None:
         source = source.first_classes(bench.profile.classes)
     source = source.split("test")
