@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finesight.data.sources import ImageSource
+from finesight.data.sources import ImageSource, open_source
 from finesight.evaluation.groups import as_csv, class_rows, query_labels, super_categories, super_rows
 from finesight.evaluation.retrieval import retrieval
 from reference.retrieval import ranking, retrieval_scores
@@ -101,3 +101,29 @@ def test_csv_has_two_decimals_and_holes() -> None:
     text = as_csv([{"class": "a,b", "queries": 3, "rank1": 100 / 3}, {"class": "c", "queries": 0, "rank1": None}])
     rows = list(csv.reader(io.StringIO(text)))
     assert rows == [["class", "queries", "rank1"], ["a,b", "3", "33.33"], ["c", "0", ""]]
+
+
+def test_cifar_by_its_coarse_classes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """From the binary files to the table: three fine classes in two coarse ones."""
+    monkeypatch.setenv("FINESIGHT_CACHE", str(tmp_path / "cache"))
+    root = tmp_path / "cifar-100-binary"
+    root.mkdir()
+    (root / "fine_label_names.txt").write_text("trout\nshark\nrose\n")
+    (root / "coarse_label_names.txt").write_text("fish\nflowers\n")
+    rng = np.random.default_rng(0)
+    coarse = (0, 0, 1)
+    for name, each in (("train.bin", 1), ("test.bin", 3)):
+        records = [bytes([coarse[fine], fine]) + rng.bytes(3072) for fine in range(3) for _ in range(each)]
+        (root / name).write_bytes(b"".join(records))
+    source = open_source(root)
+    assert source.kind == "cifar100"
+    assert super_categories(source) == ("fish", "fish", "flowers")
+    test = source.split("test")
+    assert test.labels is not None
+    features = np.eye(9, dtype=np.float32)
+    rows = super_rows(test, features, test.labels, retrieval(features, test.labels))
+    assert rows is not None
+    assert [(row["super-category"], row["classes"], row["queries"]) for row in rows] == [
+        ("fish", 2, 6),
+        ("flowers", 1, 3),
+    ]
