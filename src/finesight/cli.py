@@ -16,7 +16,8 @@ from finesight.bench.command import bench_app
 from finesight.compare_command import compare
 from finesight.datasets_command import datasets_app
 from finesight.errors import FineSightError, Interrupted
-from finesight.options import CacheDir, Data, Json, Pooling, Quiet, Workers
+from finesight.evaluate_command import evaluate
+from finesight.options import DATA_HELP, CacheDir, Json, PoolingOption, Quiet, Workers
 from finesight.settings import assignments, parsed
 
 app = typer.Typer(
@@ -29,10 +30,10 @@ app = typer.Typer(
 app.add_typer(bench_app, name="bench")
 app.add_typer(datasets_app, name="datasets")
 app.command()(compare)
+app.command()(evaluate)
 
 Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
 
-PoolingOption = Annotated[Pooling | None, typer.Option(help="How φ becomes a feature; by default as trained.")]
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
 
 
@@ -164,67 +165,6 @@ def methods(as_json: Json = False) -> None:
 
 
 @app.command()
-def evaluate(
-    data: Data,
-    run: Annotated[
-        Path | None, typer.Argument(help="The folder of a finished run; none for a frozen backbone.")
-    ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Without a run: any convolutional timm model, as it is.")] = None,
-    weights: Annotated[str, typer.Option(help="imagenet, random, or a weight file.")] = "imagenet",
-    resolution: Annotated[int, typer.Option(help="Pixels (frozen backbone only).")] = 224,
-    output_stride: Annotated[int, typer.Option(help="8, 16 or 32 (frozen backbone only).")] = 32,
-    stride_in_1x1: Annotated[bool | None, typer.Option(help="Caffe strides (frozen backbone only).")] = None,
-    pooling: PoolingOption = None,
-    linear: Annotated[bool, typer.Option(help="Fit the linear probe too.")] = True,
-    limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
-    as_json: Json = False,
-    cache_dir: CacheDir = None,
-    workers: Workers = None,
-    quiet: Quiet = False,
-) -> None:
-    """Score a run, or any backbone as it is: retrieval, linear probe, attention on the object."""
-    if (run is None) == (backbone is None):
-        raise FineSightError("Give either the folder of a run or --backbone, not both and not neither.")
-    from finesight import api
-    from finesight.config import validated
-    from finesight.console import console
-    from finesight.nn.backbone_config import BackboneConfig
-
-    if run is not None:
-        encoder = api.load(run)
-    else:
-        settings = validated(
-            BackboneConfig, name=backbone, weights=weights, output_stride=output_stride, stride_in_1x1=stride_in_1x1
-        )
-        encoder = api.frozen(settings, resolution)
-        console.print(encoder.backbone.load_report)
-    result = api.evaluate(
-        encoder,
-        data,
-        pooling=None if pooling is None else str(pooling),
-        linear=linear,
-        limit_classes=limit_classes,
-        cache_dir=cache_dir,
-        workers=workers,
-        progress=not quiet,
-    )
-    if result.cache.skipped:
-        first, reason = result.cache.skipped[0]
-        console.print(f"{len(result.cache.skipped)} files were skipped, the first {first}: {reason}")
-    if run is not None:
-        from finesight.report.run_report import record_evaluation
-
-        record_evaluation(run, encoder, result)
-    if as_json:
-        print(json.dumps(result.scores))
-        return
-    from finesight.console import print_table
-    from finesight.report.run_report import score_table
-
-    print_table(score_table({encoder.config.method if run is None else run.name: result.scores}))
-
-
-@app.command()
 def embed(
     run: Run,
     images: Annotated[str, typer.Argument(help="A folder of images or a list of paths.")],
@@ -249,7 +189,7 @@ def embed(
 
 @app.command()
 def inspect(
-    data: Annotated[str, typer.Argument(help="A folder of images, a list of paths, or a known dataset.")],
+    data: Annotated[str, typer.Argument(help=DATA_HELP)],
 ) -> None:
     """Say what FineSight sees in a folder or list: images, classes, splits."""
     from finesight.data.official import missing_words
@@ -258,7 +198,7 @@ def inspect(
     source = open_source(data)
     print(source.describe())
     if words := missing_words(source):
-        print(words)
+        print(f"{words}\nThat is fine for a part of it; to demand all of it, write {source.kind}:{data}")
 
 
 @app.command()

@@ -9,6 +9,7 @@ from typing import Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
+from finesight.data.catalogue import located
 from finesight.data.focus import FocusConfig
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
@@ -125,7 +126,7 @@ class TrainConfig(_Model):
         saliency = {"folder": None if folder is None else str(Path(folder).expanduser().absolute())}
         return self.model_copy(
             update={
-                "data": str(Path(self.data).expanduser().absolute()),
+                "data": located(self.data),
                 "backbone": backbone,
                 "saliency": self.saliency.model_copy(update=saliency),
             }

@@ -32,3 +32,8 @@ def print_table(rows: Sequence[Mapping[str, object]]) -> None:
     for row in rows:
         table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
+
+
+def counted(n: int, one: str, many: str = "") -> str:
+    """1 image, 2,000 images."""
+    return f"{n:,} {one if n == 1 else many or one + 's'}"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from finesight.bench import birds as module
+from finesight.bench import engine as module
 
 
 @contextmanager

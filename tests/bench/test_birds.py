@@ -13,7 +13,7 @@ import pytest
 import tiny
 import torch
 
-from finesight.bench import birds
+from finesight.bench import engine
 from finesight.bench.results import REQUIRED
 from finesight.bench.systems import NETWORKS, SYSTEMS
 from finesight.data.sources import open_source
@@ -30,11 +30,11 @@ def files(folder: Path) -> dict[str, int]:
     return {str(file.relative_to(folder)): file.stat().st_mtime_ns for file in folder.rglob("*") if file.is_file()}
 
 
-def result(job: birds.Bench, system: str, seed: int = 0) -> dict[str, Any]:
+def result(job: engine.Bench, system: str, seed: int = 0) -> dict[str, Any]:
     return json.loads(job.results.file(system, seed).read_text())
 
 
-def copied(done: birds.Bench, folder: Path) -> birds.Bench:
+def copied(done: engine.Bench, folder: Path) -> engine.Bench:
     """The finished bench, to change."""
     origin = done.runs.parent
     shutil.copytree(origin, folder, dirs_exist_ok=True)
@@ -44,7 +44,7 @@ def copied(done: birds.Bench, folder: Path) -> birds.Bench:
 # --- what it leaves ---------------------------------------------------------------------------------------------------
 
 
-def test_every_row_is_written_with_all_its_keys(done: birds.Bench) -> None:
+def test_every_row_is_written_with_all_its_keys(done: engine.Bench) -> None:
     assert {file.name for file in done.results.folder.glob("*.json")} == {f"{name}-seed0.json" for name in SYSTEMS}
     for name, system in SYSTEMS.items():
         row = result(done, name)
@@ -64,22 +64,22 @@ def test_every_row_is_written_with_all_its_keys(done: birds.Bench) -> None:
         assert done.results.per_query(name, 0)["hit1"].mean() * 100 == pytest.approx(row["retrieval"]["rank1"])
 
 
-def test_where_it_looks_is_told_but_not_of_those_who_are_told_where(done: birds.Bench) -> None:
+def test_where_it_looks_is_told_but_not_of_those_who_are_told_where(done: engine.Bench) -> None:
     for name, system in SYSTEMS.items():
         assert (result(done, name)["localization"] is None) == system.pooling.startswith("box"), name
     assert result(done, "moco-v2")["localization"]["map"] == "uniform"
 
 
-def test_the_rows_of_one_network_differ_by_their_pooling_and_those_of_others_by_more(done: birds.Bench) -> None:
+def test_the_rows_of_one_network_differ_by_their_pooling_and_those_of_others_by_more(done: engine.Bench) -> None:
     scores = {
         name: tuple(done.results.per_query(name, 0)["ap"]) for name in ("moco-v2", "moco-v2-gem", "lcr-k1", "lcr")
     }
     assert len(set(scores.values())) == len(scores)
 
 
-def test_again_does_nothing(done: birds.Bench) -> None:
+def test_again_does_nothing(done: engine.Bench) -> None:
     before = files(done.runs.parent)
-    assert birds.plan(done).rows == {}
+    assert engine.plan(done).rows == {}
     tiny.run(done)
     assert files(done.runs.parent) == before
 
@@ -88,16 +88,16 @@ def test_again_does_nothing(done: birds.Bench) -> None:
 
 
 @pytest.mark.parametrize("lost", ["file", "queries"])
-def test_a_lost_row_is_scored_again_without_training(done: birds.Bench, tmp_path: Path, lost: str) -> None:
+def test_a_lost_row_is_scored_again_without_training(done: engine.Bench, tmp_path: Path, lost: str) -> None:
     job = copied(done, tmp_path)
     whole = result(job, "lcr-mask")
     gone = getattr(job.results, lost)("lcr-mask", 0)
     gone.unlink()
-    todo = birds.plan(job)
+    todo = engine.plan(job)
     assert {key: list(found) for key, found in todo.rows.items()} == {("lcr", 0): ["lcr-mask"]}
     assert todo.trainings(job) == []
     before = files(tmp_path)
-    birds.run(job, todo)
+    engine.run(job, todo)
     after = files(tmp_path)
     changed = {name for name in after if after[name] != before.get(name)}
     assert changed == {f"results/{tiny.NAME}/lcr-mask-seed0.json", f"results/{tiny.NAME}/queries/lcr-mask-seed0.npz"}
@@ -106,48 +106,48 @@ def test_a_lost_row_is_scored_again_without_training(done: birds.Bench, tmp_path
         assert again[key] == whole[key], key
 
 
-def test_a_frozen_network_belongs_to_seed_0(done: birds.Bench, tmp_path: Path) -> None:
+def test_a_frozen_network_belongs_to_seed_0(done: engine.Bench, tmp_path: Path) -> None:
     job = tiny.bench(done.data, tmp_path)
-    assert set(birds.plan(job, ["frozen", "lcr"], [0, 1, 2]).rows) == {
+    assert set(engine.plan(job, ["frozen", "lcr"], [0, 1, 2]).rows) == {
         ("frozen", 0),
         ("lcr", 0),
         ("lcr", 1),
         ("lcr", 2),
     }
-    assert birds.plan(job, ["frozen"], [1, 2]).rows == {}
+    assert engine.plan(job, ["frozen"], [1, 2]).rows == {}
 
 
-def test_all_seeds_of_the_profile_are_planned(done: birds.Bench, tmp_path: Path) -> None:
+def test_all_seeds_of_the_profile_are_planned(done: engine.Bench, tmp_path: Path) -> None:
     job = tiny.bench(done.data, tmp_path, tiny.profile(seeds=(0, 3)))
     networks = [name for name in NETWORKS if any(system.network == name for system in SYSTEMS.values())]
-    assert set(birds.plan(job).rows) == {(name, 0) for name in networks} | {
+    assert set(engine.plan(job).rows) == {(name, 0) for name in networks} | {
         (name, 3) for name in networks if NETWORKS[name].method is not None
     }
 
 
-def test_a_damaged_result_is_named_before_anything_long(done: birds.Bench, tmp_path: Path) -> None:
+def test_a_damaged_result_is_named_before_anything_long(done: engine.Bench, tmp_path: Path) -> None:
     job = copied(done, tmp_path)
     file = job.results.file("lcr", 0)
     file.write_text(file.read_text()[:100])
     with pytest.raises(FineSightError, match=r"lcr-seed0.json cannot be read: .*Delete it to run it again"):
-        birds.plan(job, ["moco-v2"])
+        engine.plan(job, ["moco-v2"])
 
 
 # --- settings that changed meanwhile ----------------------------------------------------------------------------------
 
 
-def test_results_of_other_settings_are_refused(done: birds.Bench) -> None:
+def test_results_of_other_settings_are_refused(done: engine.Bench) -> None:
     job = tiny.bench(done.data, done.runs.parent, tiny.profile(epochs=2))
     with pytest.raises(FineSightError, match=r"moco-v2-seed0.json has other settings:\n  epochs: 1 then, 2 now\n"):
-        birds.plan(job, ["moco-v2"])
-    assert birds.plan(job, ["frozen"]).rows == {}  # it has no epochs
+        engine.plan(job, ["moco-v2"])
+    assert engine.plan(job, ["frozen"]).rows == {}  # it has no epochs
     job = tiny.bench(done.data, done.runs.parent, tiny.profile(rationale={**tiny.MIXED, "rationale.tau": 0.1}))
     with pytest.raises(FineSightError, match=r"rationale.tau: 0.4 then, 0.1 now"):
-        birds.plan(job, ["lcr"])
-    assert birds.plan(job, ["moco-v2"]).rows == {}  # it has no rationale
+        engine.plan(job, ["lcr"])
+    assert engine.plan(job, ["moco-v2"]).rows == {}  # it has no rationale
 
 
-def test_a_finished_run_of_other_settings_is_not_scored(done: birds.Bench, tmp_path: Path) -> None:
+def test_a_finished_run_of_other_settings_is_not_scored(done: engine.Bench, tmp_path: Path) -> None:
     copied(done, tmp_path)
     shutil.rmtree(tmp_path / "results")
     job = tiny.bench(done.data, tmp_path, tiny.profile(epochs=2))
@@ -157,7 +157,7 @@ def test_a_finished_run_of_other_settings_is_not_scored(done: birds.Bench, tmp_p
         tiny.run(job, ["moco-v2"])
 
 
-def test_data_and_weights_may_move(done: birds.Bench, tmp_path: Path) -> None:
+def test_data_and_weights_may_move(done: engine.Bench, tmp_path: Path) -> None:
     copied(done, tmp_path / "bench")
     moved = Path(shutil.copytree(done.data, tmp_path / "elsewhere" / "CUB_200_2011"))
     job = tiny.bench(moved, tmp_path / "bench")
@@ -187,10 +187,10 @@ def test_when_one_training_serves_both(
     assert job.training("moco-v2") == ("lcr" if shared else "moco-v2")
     assert job.training("lcr") == "lcr"
     assert job.training("lcr-paper") == "lcr-paper"
-    assert set(birds.plan(job, SOME).rows) == ({("lcr", 0)} if shared else {("lcr", 0), ("moco-v2", 0)})
+    assert set(engine.plan(job, SOME).rows) == ({("lcr", 0)} if shared else {("lcr", 0), ("moco-v2", 0)})
 
 
-def test_the_shared_training_gives_what_mocos_own_would(done: birds.Bench, tmp_path: Path) -> None:
+def test_the_shared_training_gives_what_mocos_own_would(done: engine.Bench, tmp_path: Path) -> None:
     job = tiny.bench(done.data, tmp_path, tiny.profile(rationale=tiny.APART))
     tiny.run(job, SOME)
     assert [path.name for path in (job.runs / tiny.NAME).iterdir()] == ["lcr-seed0"]
@@ -247,7 +247,7 @@ def test_stopped_by_hand_it_says_so_and_continues(cub: Path, tmp_path: Path, num
 
 
 @pytest.mark.slow
-def test_two_processes_on_different_seeds(done: birds.Bench, tmp_path: Path) -> None:
+def test_two_processes_on_different_seeds(done: engine.Bench, tmp_path: Path) -> None:
     job = tiny.bench(done.data, tmp_path)
     both = [tiny.Running(job, ["frozen", "lcr-mask", "lcr"], [seed]) for seed in (0, 1)]
     assert [one.code() for one in both] == [0, 0]
@@ -258,7 +258,7 @@ def test_two_processes_on_different_seeds(done: birds.Bench, tmp_path: Path) -> 
     assert not list(tmp_path.rglob("*.tmp"))
 
 
-def test_two_processes_on_one_seed(done: birds.Bench, tmp_path: Path) -> None:
+def test_two_processes_on_one_seed(done: engine.Bench, tmp_path: Path) -> None:
     """The second is refused and leaves nothing in the folder of the first, which would no longer be a run's."""
     job = tiny.bench(done.data, tmp_path)
     run = job.run("moco-v2", 0)
@@ -271,7 +271,7 @@ def test_two_processes_on_one_seed(done: birds.Bench, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_several_devices(done: birds.Bench, tmp_path: Path) -> None:
+def test_several_devices(done: engine.Bench, tmp_path: Path) -> None:
     """Each training is a command of its own then."""
     job = tiny.bench(done.data, tmp_path)
     job = replace(job, runtime=job.runtime.model_copy(update={"devices": 2}))
@@ -289,32 +289,32 @@ def test_several_devices(done: birds.Bench, tmp_path: Path) -> None:
 
 def test_other_data_is_refused(class_folders: Path, tmp_path: Path) -> None:
     job = tiny.bench(class_folders, tmp_path)
-    for work in (birds.dry_run, birds.run):
+    for work in (engine.dry_run, engine.run):
         with pytest.raises(FineSightError, match=r"needs CUB_200_2011 in its official layout; this is class folders"):
-            work(job, birds.plan(job, ["frozen"]))
+            work(job, engine.plan(job, ["frozen"]))
     job = tiny.bench(tmp_path / "nowhere", tmp_path)
     with pytest.raises(FineSightError, match="does not exist"):
-        birds.dry_run(job, birds.plan(job, ["frozen"]))
+        engine.dry_run(job, engine.plan(job, ["frozen"]))
     assert not (tmp_path / "runs").exists()
 
 
 def test_missing_weights_are_an_error_before_anything_long(cub: Path, tmp_path: Path) -> None:
     job = tiny.bench(cub, tmp_path, weights=str(tmp_path / "none.pth"))
     with pytest.raises(FineSightError, match=r"none.pth': no such file"):
-        birds.dry_run(job, birds.plan(job))
+        engine.dry_run(job, engine.plan(job))
     assert not job.runs.exists()
 
 
-def test_the_estimate_counts_what_is_left(done: birds.Bench, tmp_path: Path) -> None:
+def test_the_estimate_counts_what_is_left(done: engine.Bench, tmp_path: Path) -> None:
     job = tiny.bench(done.data, tmp_path)
-    cost = birds.dry_run(job, birds.plan(job))
+    cost = engine.dry_run(job, engine.plan(job))
     trained = [name for name, network in NETWORKS.items() if network.method is not None]
     assert cost.work.trainings == len(trained)
     assert cost.work.networks == len(NETWORKS)
     assert cost.work.probes == sum(system.probe for system in SYSTEMS.values())
     assert cost.seconds > 0
     assert not job.runs.exists()
-    assert birds.plan(done).work(done).trainings == 0
+    assert engine.plan(done).work(done).trainings == 0
 
 
 def test_rows_are_written_as_soon_as_they_are_known(cub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -333,7 +333,7 @@ def test_rows_are_written_as_soon_as_they_are_known(cub: Path, tmp_path: Path, m
     with pytest.raises(KeyboardInterrupt):
         tiny.run(job, rows)
     assert set(job.results.read()) == {"frozen", "frozen-box", "frozen-box-gem"}
-    assert list(birds.plan(job, rows).rows.values()) == [{"frozen-gem": SYSTEMS["frozen-gem"]}]
+    assert list(engine.plan(job, rows).rows.values()) == [{"frozen-gem": SYSTEMS["frozen-gem"]}]
     monkeypatch.undo()
     tiny.run(job, rows)
     assert set(job.results.read()) == set(rows)
@@ -346,9 +346,9 @@ def test_a_profile_can_name_the_rows_that_are_probed(cub: Path, tmp_path: Path) 
     )
     job = tiny.bench(cub, tmp_path, setting)
     rows = ["frozen", "frozen-gem", "moco-v2", "lcr-multitask", "lcr-untrained", "lcr"]
-    todo = birds.plan(job, rows)
+    todo = engine.plan(job, rows)
     assert todo.work(job).probes == 2
-    birds.run(job, todo)
+    engine.run(job, todo)
     found = {name: job.results.read()[name][0]["linear"] for name in rows}
     assert {name for name, linear in found.items() if linear} == {"frozen-gem", "moco-v2", "lcr-multitask"}
     assert found["moco-v2"] == found["lcr-multitask"]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from finesight.bench.birds import Bench
+from finesight.bench.engine import Bench
 from finesight.bench.systems import SYSTEMS
 from processes import Finished, command, refused, succeeded
 

@@ -6,14 +6,15 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
 from torch import nn
 
 from finesight.bench import cost as module
-from finesight.bench.cost import Cost, Work, available_memory, estimate, refuse_what_does_not_fit, saved_bytes
-from finesight.config import RuntimeConfig
+from finesight.bench.cost import Cost, Work, available_memory, estimate, refuse_what_does_not_fit, saved_bytes, together
+from finesight.config import RuntimeConfig, build_config
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 
@@ -99,6 +100,78 @@ def test_the_words_have_all_of_it(cub: Path) -> None:
         assert part in words
     assert "6.8 h in all" in words
     assert "3.0 GiB of memory, 1.0 GiB of disk for the runs and 0.5 GiB for decoded images" in words
+
+
+# --- wide features, heavy heads, several networks ---------------------------------------------------------------------
+
+
+def wide(cub: Path, method: str, monkeypatch: pytest.MonkeyPatch, projections: int = 2048) -> Cost:
+    """By a clock that counts: a second each time it is asked. The small network has 64 channels: 131,072 numbers."""
+    monkeypatch.setattr(module, "_seconds", lambda work: (work(), 1.0)[1])
+    more = {"rationale.projections": projections, "objective.hidden": 4, "objective.dim": 4}
+    values = {**tiny.SETTINGS, **more, "data": str(cub), "method": method, "backbone.weights": "random"}
+    return estimate(build_config(values), open_source(cub), Work(0, 1, 1, 1))
+
+
+def test_bilinear_features_are_as_wide_as_all_projections() -> None:
+    for method, width in (("sam-ssl-bilinear", 2048 * 32), ("lcr", 2048), ("sam-ssl", 2048)):
+        assert module.feature_width(build_config({"data": "-", "method": method}), 2048) == width
+
+
+def test_wide_features_cost_their_memory_and_comparisons(cub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    images, train, test = 72, 48, 24
+    bilinear, plain = (wide(cub, method, monkeypatch) for method in ("sam-ssl-bilinear", "lcr"))
+    channels = tiny_channels()
+    width = 2048 * channels
+    assert width > module.WIDE
+    product = 1.0 / 512**3
+    assert bilinear.scoring == pytest.approx(images * 1.0 + test**2 * width * product)
+    assert plain.scoring == pytest.approx(images * 1.0)
+    kept = images * width * 2 + module.GRAM_NUMBER * train**2 + module.BLOCKS
+    assert module._features_memory(width, images, train, 1) == pytest.approx(kept)
+    assert module._features_memory(channels, images, train, 3) == pytest.approx(1.5 * 3 * images * channels * 4)
+    assert bilinear.memory > kept
+
+
+def test_probes_of_wide_features_are_fitted_in_as_many_dimensions_as_images(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not in all their own: the estimate took minutes a step, and gigabytes."""
+    fitted = []
+    fit = module.linear.fit
+    monkeypatch.setattr(module.linear, "fit", lambda x, *rest: (fitted.append(x.shape[1]), fit(x, *rest))[1])
+    labels = np.repeat(np.arange(4), 25)
+    module._probe(65_536, labels)
+    assert set(fitted) == {100, 52, 20}  # of 25 images a class: all, 13, 5
+    fitted.clear()
+    module._probe(64, labels)
+    assert set(fitted) == {64, 20}, "where images are fewer than half the dimensions"
+
+
+def test_what_every_step_takes_alike_is_not_multiplied_by_the_batch(cub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head of many weights takes as long for two images as for eight."""
+
+    def step(_: object, images: int = module.PROBE) -> tuple[float, float]:
+        return 3.0 + 0.25 * images, 1.0
+
+    monkeypatch.setattr(module, "_step", step)
+    cost = found(cub, batch=16)
+    assert cost.training == pytest.approx(48 // 16 * (3.0 + 0.25 * 16))
+
+
+def test_parts_together() -> None:
+    one = Cost(Work(1, 1, 2, 3), 100, 10, 1, 5, 7, 9)
+    other = Cost(Work(3, 4, 0, 1), 20, 5, 50, 8, 2, 6)
+    both = together([one, other])
+    assert both.work == Work(4, 5, 2, 3)
+    assert both.seconds == pytest.approx(one.seconds + other.seconds)
+    assert (both.training, both.probing) == (pytest.approx(40), pytest.approx(1))
+    assert (both.memory, both.runs_disk, both.cache_disk) == (8, 9, 9)
+
+
+def tiny_channels() -> int:
+    from finesight.nn.backbone import Backbone
+
+    config = build_config({**tiny.SETTINGS, "data": "-", "backbone.weights": "random"})
+    return Backbone(config.backbone).channels
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------

@@ -15,8 +15,8 @@ import pytest
 import tiny
 
 from finesight.bench import networks
-from finesight.bench.birds import Bench
-from finesight.bench.networks import changed, finished, settings, spent, trained
+from finesight.bench.engine import Bench
+from finesight.bench.networks import by_epoch, changed, finished, health, settings, spent, trained
 from finesight.bench.systems import PROJECTIONS, UNTRAINED
 from finesight.errors import FineSightError, Interrupted
 from finesight.training.run import RunFolder
@@ -102,3 +102,24 @@ def test_a_signal_stops_the_command_of_several_devices_once(
     assert capfd.readouterr().out.count("stopped") == 1
     assert signal.getsignal(number) is before
     assert not job.run("lcr", 0).root.exists(), "it had not begun"
+
+
+@pytest.mark.parametrize(
+    ("spread", "rank", "collapsed"),
+    [((0.9, 0.8), (9, 8), False), ((0.9, 0.01), (9, 8), True), ((0.9, 0.8), (1, 1), True)],
+)
+def test_health_is_that_of_the_last_epoch(
+    tmp_path: Path, spread: tuple[float, ...], rank: tuple[float, ...], collapsed: bool
+) -> None:
+    run = RunFolder(tmp_path)
+    assert health(run) is None
+    lines = ["step,epoch,embedding_spread,effective_rank"]
+    for step, epoch in enumerate((0.5, 1.0, 1.5, 2.0)):
+        lines.append(f"{step},{epoch},{spread[step // 2] + 0.02 * (step % 2)},{rank[step // 2]}")
+    run.metrics_file.write_text("\n".join(lines) + "\n")
+    found = health(run)
+    assert found is not None
+    assert found["embedding_spread"] == pytest.approx(spread[1] + 0.01)
+    assert found["effective_rank"] == rank[1]
+    assert found["collapsed"] is collapsed
+    assert [epoch for epoch, _ in by_epoch(run)["effective_rank"]] == [1, 2]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from finesight.bench.birds import Bench
+from finesight.bench.engine import Bench
 from finesight.bench.page import PARTS, blocks, check_page, markdown_table, update, update_page
 from finesight.bench.profiles import PROFILES
 from finesight.bench.results import ResultFiles
@@ -94,12 +94,12 @@ def test_the_blocks_of_a_bench(done: Bench) -> None:
 def test_a_page_is_updated_once(done: Bench, tmp_path: Path) -> None:
     page, results = tmp_path / "page.md", done.results.read()
     page.write_text(f"before é\n{marked('cpu-50:scores')}\r\nbehind", encoding="utf-8", newline="")
-    assert update_page(page, done.results, results, "cpu-50")
+    assert update_page(page, blocks(done.results, results, "cpu-50"))
     text = page.read_bytes().decode()
     assert text.startswith("before é\n<!-- bench:cpu-50:scores -->\n\n| system |")
     assert text.endswith("|\n\n<!-- /bench -->\r\nbehind")
     stamp = page.stat().st_mtime_ns
-    assert not update_page(page, done.results, results, "cpu-50")
+    assert not update_page(page, blocks(done.results, results, "cpu-50"))
     assert page.stat().st_mtime_ns == stamp
     assert [file.name for file in tmp_path.iterdir()] == ["page.md"]
 

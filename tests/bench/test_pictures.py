@@ -15,7 +15,7 @@ from PIL import Image
 from torch.nn.functional import cross_entropy, normalize
 
 from finesight.bench import pictures
-from finesight.bench.birds import Bench
+from finesight.bench.engine import Bench
 from finesight.bench.pictures import attention_figure, k_figure, own_k
 from finesight.bench.profiles import PROFILES
 from finesight.bench.systems import PROJECTIONS

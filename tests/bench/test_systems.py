@@ -3,7 +3,17 @@
 import pytest
 
 from finesight.bench.paper import paper_row
-from finesight.bench.systems import NETWORKS, PROJECTIONS, SYSTEMS, UNTRAINED, System, chosen
+from finesight.bench.systems import (
+    NETWORKS,
+    OTHER_NETWORKS,
+    OTHER_SYSTEMS,
+    PROJECTIONS,
+    SYSTEMS,
+    UNTRAINED,
+    System,
+    chosen,
+    network,
+)
 from finesight.bench.table import COMPARED, CURVE, OURS
 from finesight.errors import FineSightError
 from finesight.methods.recipes import RECIPES
@@ -13,9 +23,9 @@ from finesight.nn.pooling_config import ORACLES, POOLINGS
 
 @pytest.mark.parametrize(("name", "system"), SYSTEMS.items())
 def test_a_row_is_made_of_what_there_is(name: str, system: System) -> None:
-    network = NETWORKS[system.network]
+    made = NETWORKS[system.network]
     assert name.startswith(system.network)
-    assert network.method is None or network.method in RECIPES
+    assert made.method is None or made.method in RECIPES
     kind = mask_kind(system.pooling)
     if kind is not None and ":" in kind:
         branch = kind.removeprefix("rationale:")
@@ -23,7 +33,7 @@ def test_a_row_is_made_of_what_there_is(name: str, system: System) -> None:
     else:
         assert system.pooling in (*POOLINGS, *ORACLES)
     if uses_rationale(system.pooling):
-        assert network.method == "lcr"
+        assert made.method == "lcr"
 
 
 def test_names_and_words_are_each_of_one_row() -> None:
@@ -47,6 +57,21 @@ def test_the_curve_is_lcr_with_another_k() -> None:
         assert SYSTEMS[name].pooling == f"rationale:{k}-gem"
         assert not SYSTEMS[name].probe
     assert {OURS, *COMPARED, *CURVE.values()} == set(SYSTEMS)
+
+
+def test_the_other_systems_are_recipes_and_none_of_the_birds() -> None:
+    assert not OTHER_SYSTEMS.keys() & SYSTEMS.keys()
+    assert not OTHER_NETWORKS.keys() & NETWORKS.keys()
+    assert OTHER_SYSTEMS.keys() == OTHER_NETWORKS.keys()
+    for name, system in OTHER_SYSTEMS.items():
+        recipe = RECIPES[OTHER_NETWORKS[name].method or ""]
+        assert system.network == name
+        assert system.paper == recipe.paper
+        assert network(name).rationale == recipe.rationale
+        assert system.probe
+    assert list(chosen([], OTHER_SYSTEMS)) == list(OTHER_SYSTEMS)
+    with pytest.raises(FineSightError, match="There is no system 'byol'"):
+        chosen(["byol"])
 
 
 def test_chosen_rows_keep_the_order_of_the_table() -> None:

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from PIL import Image
 
-from finesight.bench import birds, profiles
+from finesight.bench import engine, profiles
 from finesight.bench.profiles import Profile
 from finesight.bench.results import ResultFiles
 from finesight.config import RuntimeConfig
@@ -39,21 +39,21 @@ def profile(epochs: int = 1, seeds: tuple[int, ...] = (0,), **more: Any) -> Prof
     return Profile(name=NAME, words="tiny", settings=settings, rationale=rationale, seeds=seeds)
 
 
-def bench(data: Path, folder: Path, setting: Profile | None = None, weights: str = "random") -> birds.Bench:
+def bench(data: Path, folder: Path, setting: Profile | None = None, weights: str = "random") -> engine.Bench:
     """Every step is logged and saved."""
     runtime = RuntimeConfig(cache_dir=folder / "cache", progress=False, log_every=1, checkpoint_minutes=0)
     results = ResultFiles(folder / "results" / NAME)
-    return birds.Bench(setting or profile(), data, weights, folder / "runs", results, runtime)
+    return engine.Bench(setting or profile(), data, weights, folder / "runs", results, runtime)
 
 
-def run(job: birds.Bench, systems: Sequence[str] = (), seeds: Sequence[int] | None = None) -> None:
-    birds.run(job, birds.plan(job, systems, seeds))
+def run(job: engine.Bench, systems: Sequence[str] = (), seeds: Sequence[int] | None = None) -> None:
+    engine.run(job, engine.plan(job, systems, seeds))
 
 
 class Running:
     """``run`` in a process of its own, to be killed."""
 
-    def __init__(self, job: birds.Bench, systems: Sequence[str], seeds: Sequence[int]) -> None:
+    def __init__(self, job: engine.Bench, systems: Sequence[str], seeds: Sequence[int]) -> None:
         start_server()
         context = multiprocessing.get_context("forkserver")
         self.process = context.Process(target=_run, args=(job, list(systems), list(seeds), environment()), daemon=True)
@@ -74,7 +74,7 @@ class Running:
         return self.process.exitcode
 
 
-def _run(job: birds.Bench, systems: list[str], seeds: list[int], env: dict[str, str]) -> None:
+def _run(job: engine.Bench, systems: list[str], seeds: list[int], env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     run(job, systems, seeds)

@@ -1,6 +1,7 @@
 """The cache with real files, real kills and real processes."""
 
 import csv
+import hashlib
 import os
 import resource
 import shutil
@@ -9,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,8 +20,10 @@ from PIL import Image
 
 from finesight.data import store
 from finesight.data.cache import DecodedCache, cache_side, default_cache_dir, open_cache, write_skipped
+from finesight.data.decode import read_sized
 from finesight.data.geometry import Geometry, read_cached
 from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.saliency import masks_from
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 
@@ -119,6 +123,133 @@ def test_a_large_jpeg_decoded_small_is_nearly_the_same(picture) -> None:
 
 def test_cache_side() -> None:
     assert [cache_side(r) for r in (224, 112, 64, 1, 97)] == [256, 128, 74, 2, 111]
+
+
+# --- rows cut off the bottom ------------------------------------------------------------------------
+
+BANNER = (255, 0, 255)  # no other pixel of these pictures has much red or blue
+
+
+def bannered(width: int, height: int, trim: int, orientation: int = 1) -> np.ndarray:
+    """Green, each row another shade, and the banner at its bottom; stored as EXIF ``orientation`` wants it."""
+    shades = np.zeros((height, width, 3), np.uint8)
+    shades[:, :, 1] = (60 + np.arange(height) % 150)[:, None]
+    shades[height - trim :] = BANNER
+    return {1: shades, 3: shades[::-1, ::-1], 6: np.rot90(shades), 8: np.rot90(shades, -1)}[orientation]
+
+
+def save(file: Path, pixels: np.ndarray, orientation: int = 1) -> Path:
+    exif = Image.Exif()
+    exif[0x0112] = orientation
+    lossy = {"quality": 100, "subsampling": 0} if file.suffix == ".jpg" else {}
+    Image.fromarray(pixels).save(file, exif=exif, **lossy)
+    return file
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+def test_trimmed_pixels(tmp_path: Path, orientation: int) -> None:
+    """The bottom is that of the picture as it is seen."""
+    file = save(tmp_path / "a.png", bannered(60, 45, 20, orientation), orientation)
+    image, size = read_sized(file, trim=20)
+    assert size == image.size == (60, 25)
+    np.testing.assert_array_equal(np.asarray(image), bannered(60, 45, 20)[:25])
+    pixels, geometry = read_cached(file, 25, trim=20)
+    np.testing.assert_array_equal(pixels, np.asarray(image))  # nothing of the banner in the resized picture either
+    assert geometry.original == (60, 25)
+
+
+@pytest.mark.parametrize("orientation", [1, 3, 6, 8])
+@pytest.mark.parametrize(("height", "side", "scale"), [(1001, 32, 8), (1016, 32, 8), (1001, 60, 4), (1003, 120, 2)])
+def test_trimmed_jpegs_decoded_small(tmp_path: Path, orientation: int, height: int, side: int, scale: int) -> None:
+    trim = 20
+    file = save(tmp_path / "big.jpg", bannered(1201, height, trim, orientation), orientation)
+    whole, _ = read_sized(file, at_least=2 * side + trim)
+    image, size = read_sized(file, at_least=2 * side, trim=trim)
+    assert size == (1201, height - trim)
+    rows = (height - trim) // scale
+    assert image.size == (-(-1201 // scale), rows)
+    assert min(image.size) >= 2 * side
+    np.testing.assert_array_equal(np.asarray(image), np.asarray(whole)[:rows])
+    pixels, geometry = read_cached(file, side, trim)
+    assert geometry.original == (1201, height - trim)
+    for seen in (np.asarray(image), pixels):
+        assert seen[:, :, [0, 2]].max() < 64  # what a block shared with the banner rings, not the banner's 255
+
+
+def test_no_row_that_shows_some_of_the_banner_is_kept(tmp_path: Path) -> None:
+    """At 1/8 the banner begins within a row, wherever the rounding of the size would put it."""
+    for height in range(1001, 1009):
+        file = save(tmp_path / "big.jpg", bannered(1100, height, 18))
+        image, _ = read_sized(file, at_least=64, trim=18)
+        assert image.height == (height - 18) // 8
+        whole = np.asarray(read_sized(file, at_least=64)[0])
+        shows = whole[:, :, 0].min(axis=1) > 20
+        assert shows[image.height :].all()
+        assert not shows[: image.height].any()
+
+
+def test_an_image_not_taller_than_the_trim_is_skipped(folder: Path, opened) -> None:
+    cache = opened(replace(open_source(folder), trim=31))
+    assert cache.skipped == [
+        (f"{i}.png", f"only {height} pixels high, and the bottom 31 are cut off")
+        for i, height in ((0, 30), (3, 20), (6, 31))
+    ]
+    assert len(cache) == 4
+
+
+def test_boxes_points_and_masks_of_trimmed_images(tmp_path: Path, opened) -> None:
+    root = tmp_path / "trimmed"
+    root.mkdir()
+    pixels = bannered(60, 52, 20)
+    pixels[5:15, 10:30] = 200, 0, 200  # the object
+    save(root / "a.png", pixels)
+    mask = np.zeros((52, 60), np.uint8)
+    mask[5:15, 10:30] = 1
+    Image.fromarray(mask).save(root / "mask.png")
+    Image.fromarray(mask.repeat(3, 0).repeat(3, 1)).save(root / "large.png")
+    source = ImageSource(
+        root,
+        "list",
+        np.array(["a.png"] * 2),
+        boxes=np.array([[10, 5, 20, 10], [0, 20, 60, 32]], np.float32),
+        masks=np.array(["mask.png", "large.png"]),
+        trim=20,
+    )
+    cache = opened(source, side=64)
+    assert cache.sizes.tolist() == [[64, 120]] * 2
+    np.testing.assert_allclose(cache.box(0), [20, 10, 40, 20])
+    np.testing.assert_allclose(cache.box(1), [0, 40, 120, 24])  # what lay in the banner is gone
+    np.testing.assert_allclose(cache.geometry(0).points([[30, 15]]), [[60, 30]])
+    expected = np.zeros((64, 120), bool)
+    expected[10:30, 20:60] = True
+    for i in range(2):
+        np.testing.assert_array_equal(cache.mask(i), expected)
+        sure = cache.image(i)[:, :, 0] > 100
+        assert (sure == expected).mean() > 0.98
+    alpha = masks_from(cache, None)  # of the same rows
+    inside = alpha[0] > 128
+    np.testing.assert_allclose(np.argwhere(inside).min(axis=0) / alpha.shape[1:], [5 / 32, 10 / 60], atol=0.02)
+    np.testing.assert_allclose((np.argwhere(inside).max(axis=0) + 1) / alpha.shape[1:], [15 / 32, 30 / 60], atol=0.02)
+
+
+def test_another_trim_is_another_image(folder: Path, tmp_path: Path, opened) -> None:
+    source = open_source(folder).select([1, 2])
+    plain = opened(source)
+    assert stored(tmp_path) == 2
+    cut = opened(replace(source, trim=8))
+    assert stored(tmp_path) == 4
+    assert not set(plain.keys.tolist()) & set(cut.keys.tolist())
+    np.testing.assert_array_equal(cut.image(0), read_cached(folder / "1.png", SIDE, trim=8)[0])
+    np.testing.assert_array_equal(opened(source).image(0), plain.image(0))
+    opened(replace(source, trim=9))
+    assert stored(tmp_path) == 6
+
+
+def test_keys_without_a_trim_are_those_of_older_caches(folder: Path) -> None:
+    file = folder / "0.png"
+    status = file.stat()
+    facts = f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0{SIDE}"
+    assert store.image_key(str(file), SIDE) == hashlib.blake2b(facts.encode(), digest_size=16).digest()
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -411,11 +542,11 @@ def test_work_in_flight_is_bounded(folder: Path, opened, monkeypatch: pytest.Mon
     running, most = 0, 0
     real = store._decode
 
-    def counted(file: str, side: int) -> store.Decoded:
+    def counted(job: store.Job, side: int) -> store.Decoded:
         nonlocal running, most
         running += 1
         most = max(most, running)
-        return real(file, side)
+        return real(job, side)
 
     real_write = store._write_shard
 
@@ -533,12 +664,13 @@ from pathlib import Path
 from finesight.data import store
 from finesight.data.cache import open_cache
 from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.saliency import masks_from
 from finesight.data.sources import open_source
 folder, cache, side, slow_file, seconds = sys.argv[1:]
 decode = store._decode
-def decode_on_a_slow_disk(file, side):
-    time.sleep(float(seconds) * file.endswith(slow_file))
-    return decode(file, side)
+def decode_on_a_slow_disk(job, side):
+    time.sleep(float(seconds) * job[1].endswith(slow_file))
+    return decode(job, side)
 store._decode, store.SHARD_IMAGES = decode_on_a_slow_disk, 16
 print("ready", flush=True)
 sys.stdin.readline()

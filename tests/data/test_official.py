@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finesight.data.official import OFFICIAL, missing_words
+from finesight.data.official import MINIMA, OFFICIAL, absent_files, missing_words
 from finesight.data.sources import ImageSource, open_source
 
 
@@ -74,3 +74,44 @@ def test_an_empty_source() -> None:
     words = missing_words(source(*OFFICIAL["cars"]).select([]))
     assert words is not None
     assert "8,144 of 8,144 train images missing; 8,041 of 8,041 test images missing; 196 of 196 classes" in words
+
+
+# --- the smallest class -------------------------------------------------------------------------------
+
+
+def test_small_classes_are_named() -> None:
+    whole = source(*OFFICIAL["cifar100"], "cifar100")
+    assert whole.labels is not None
+    assert whole.splits is not None
+    labels = whole.labels.copy()
+    labels[np.flatnonzero((labels == 7) & (whole.splits == "train"))[:3]] = 8  # the sums stay right
+    moved = ImageSource(whole.root, "cifar100", whole.paths, labels, whole.classes, whole.splits)
+    assert missing_words(moved) == "not the official cifar100: fewer than 500 train images in 1 class (c7 497)"
+
+
+def test_a_class_may_lack_one_split() -> None:
+    whole = source(*OFFICIAL["inat2019"], "inat2019")
+    assert whole.labels is not None
+    assert whole.splits is not None
+    words = missing_words(whole.select(~((whole.labels < 5) & (whole.splits == "test"))))
+    assert words == (
+        "not the official inat2019: 15 of 3,030 test images missing; fewer than 3 test images in 5 classes "
+        "(c0 0, c1 0, c2 0 and 2 more)"
+    )
+
+
+def test_the_smallest_classes_of_the_real_birds(cub_root: Path) -> None:
+    birds = open_source(cub_root)
+    for split, minimum in zip(("train", "test"), MINIMA["cub"], strict=True):
+        labels = birds.split(split).labels
+        assert labels is not None
+        assert np.bincount(labels, minlength=200).min() == minimum
+
+
+def test_absent_files(tmp_path: Path, picture) -> None:
+    picture("a/1.jpg")
+    names = np.array(["a/1.jpg", "a/2.jpg", "gone/3.jpg", str(tmp_path / "a/1.jpg")])
+    assert absent_files(ImageSource(tmp_path, "cub", names)) == [
+        "2 of 4 listed files are not there (a/2.jpg, gone/3.jpg)"
+    ]
+    assert absent_files(ImageSource(tmp_path, "cub", names[[0, 3]])) == []

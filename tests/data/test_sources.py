@@ -66,6 +66,33 @@ def test_class_folders(tmp_path: Path, picture) -> None:
     assert source.describe() == f"class folders {tmp_path}: 3 images, 2 classes\n1 other entry left out"
 
 
+def test_labels_follow_the_order_of_paths_not_of_names(tmp_path: Path, picture) -> None:
+    """As names "a" comes before "a b", as paths "a b/" before "a/"."""
+    tops = ["a", "a b", "a-b", "a.b", "a/deep", "a0", "ab", "ä", "b"]
+    for split in ("train", "test"):
+        for top in tops:
+            picture(f"{split}/{top}/x.jpg")
+            picture(f"{split}/{top}/y/z.JPG")
+    for root, depth in ((tmp_path / "train", 0), (tmp_path, 1)):
+        source = open_source(root)
+        assert source.labels is not None
+        assert source.classes == tuple(sorted({top.split("/")[0] for top in tops}))
+        assert [source.classes[i] for i in source.labels] == [path.split("/")[depth] for path in source.paths]
+    assert source.splits is not None
+    assert source.splits.tolist() == [path.split("/")[0] for path in source.paths]
+    assert open_source(tmp_path / "train").paths.tolist() == sorted(
+        path.relative_to(tmp_path / "train").as_posix() for path in (tmp_path / "train").rglob("*.[jJ]*")
+    )
+
+
+def test_a_stray_image_takes_the_labels_of_its_split_only(tmp_path: Path, picture) -> None:
+    for name in ("train/a/1.jpg", "train/b/2.jpg", "test/a/3.jpg", "test/stray.jpg"):
+        picture(name)
+    source = open_source(tmp_path)
+    assert source.labels is not None
+    assert source.labels.tolist() == [0, 1, -1, -1]
+
+
 def test_clutter_is_ignored_and_other_files_are_reported(tmp_path: Path, picture) -> None:
     picture("a.jpg")
     for clutter in (".DS_Store", ".git/x.jpg", "__MACOSX/._a.jpg", "Thumbs.db", "._a.jpg", "Desktop.ini"):
@@ -304,6 +331,25 @@ def test_header_alone_and_quoted_names(tmp_path: Path) -> None:
     quoted = listed(tmp_path, 'path,label\n"a, b.jpg","x ""y"""\n')
     assert quoted.paths.tolist() == ["a, b.jpg"]
     assert quoted.classes == ('x "y"',)
+
+
+def test_an_empty_last_cell(tmp_path: Path) -> None:
+    source = listed(tmp_path, "a.jpg\towl\nb.jpg\t\n")
+    assert source.labels is not None
+    assert source.labels.tolist() == [0, -1]
+
+
+def test_quotes_that_never_end_and_endless_cells_are_bad_lines(tmp_path: Path) -> None:
+    """One line each: what follows is read."""
+    (tmp_path / "list.csv").write_text(f'path,label\n"a.jpg,owl\nb.jpg,owl\n"{"x" * 200_000}",owl\n')
+    message = error(tmp_path / "list.csv")
+    assert "2 of 3 lines" in message
+    assert "line 2: 1 column where 2 belong; line 4: 0 columns where 2 belong." in message
+
+
+def test_a_list_that_turns_binary(tmp_path: Path) -> None:
+    with pytest.raises(FineSightError, match="is neither a folder of images nor a text list"):
+        listed(tmp_path, b"a.jpg\n" * 100_000 + b"\0")
 
 
 def test_encodings(tmp_path: Path) -> None:

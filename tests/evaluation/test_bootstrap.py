@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
 from finesight.evaluation import bootstrap as module
-from finesight.evaluation.bootstrap import paired_bootstrap, paired_bootstrap_seeds
+from finesight.evaluation.bootstrap import intervals, paired_bootstrap, paired_bootstrap_seeds
 from reference import bootstrap as reference
 
 
@@ -158,3 +158,58 @@ def test_what_cannot_be_compared() -> None:
     for options in ({"resamples": 0}, {"level": 0.0}, {"level": 1.0}, {"level": 95}):
         with pytest.raises(ValueError, match="level"):
             paired_bootstrap([1], [0], **options)
+
+
+# --- intervals of one system ------------------------------------------------------------------------------------------
+
+
+def drawn(count: int, resamples: int, seed: int) -> list[list[int]]:
+    return np.random.default_rng(seed).integers(count, size=(resamples, count)).tolist()
+
+
+def test_intervals_are_the_quantiles_of_means_over_draws() -> None:
+    """The same draws, one resample at a time, for every column."""
+    rng = np.random.default_rng(5)
+    values = np.stack([rng.random(23) < 0.4, rng.random(23)], axis=1).astype(np.float64)
+    got = intervals(values, resamples=300, seed=2)
+    for column, ends in zip(values.T, got, strict=True):
+        means = reference.resampled_means(column.tolist(), [1] * 23, drawn(23, 300, 2))
+        assert ends.tolist() == pytest.approx([reference.quantile(means, share) for share in (0.025, 0.975)])
+
+
+def test_clusters_are_drawn_whole() -> None:
+    rng = np.random.default_rng(6)
+    labels = np.array([4, 4, 9, 9, 9, 1, 1, 1, 1, 7])
+    values = rng.random((10, 2))
+    got = intervals(values, clusters=labels, resamples=200, seed=3)
+    order = [1, 4, 7, 9]
+    for column, ends in zip(values.T, got, strict=True):
+        sums = [float(column[labels == label].sum()) for label in order]
+        means = reference.resampled_means(sums, [4, 2, 1, 3], drawn(4, 200, 3))
+        assert ends.tolist() == pytest.approx([reference.quantile(means, share) for share in (0.025, 0.975)])
+
+
+def test_clusters_of_like_queries_widen_the_interval() -> None:
+    labels = np.repeat(np.arange(20), 30)
+    hits = (labels % 2 == 0).astype(np.float64)[:, None]  # classes are right or wrong as a whole
+    plain, whole = (np.diff(intervals(hits, clusters=clusters)[0])[0] for clusters in (None, labels))
+    assert whole > 4 * plain
+
+
+def test_intervals_cover_what_they_say_and_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+    rng = np.random.default_rng(0)
+    covered = 0
+    for seed in range(100):
+        low, high = intervals((rng.random((200, 1)) < 0.3).astype(float), resamples=400, seed=seed)[0]
+        covered += low <= 30 <= high
+    assert 87 <= covered <= 100
+    values = rng.random((50, 1))
+    whole = intervals(values, resamples=90)
+    monkeypatch.setattr(module, "CHUNK_BYTES", 8 * 50 * 7)
+    assert np.array_equal(intervals(values, resamples=90), whole)
+
+
+def test_constant_scores_have_no_width_and_none_are_refused() -> None:
+    assert intervals(np.ones((5, 1))).tolist() == [[100.0, 100.0]]
+    with pytest.raises(FineSightError, match="no queries"):
+        intervals(np.ones((0, 1)))

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
@@ -21,7 +23,9 @@ from finesight.encoder import Encoded, Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation import evaluate as module
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings, split_indices
+from finesight.evaluation.knn import knn_hits
 from finesight.evaluation.linear import linear_probe
+from finesight.evaluation.setting import Protocol, setting_words
 from finesight.evaluation.wide import WideRows
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import ORACLES, POOLINGS
@@ -53,9 +57,27 @@ def by_hand(features: np.ndarray, labels: np.ndarray) -> dict[str, float]:
 # --- the JSON object --------------------------------------------------------------------------------------------------
 
 
+def check_intervals(scores: dict[str, Any]) -> None:
+    """About each score, under its name."""
+    known = scores["ci"]
+    assert set(known) == {"retrieval", "linear", "knn"} & set(scores) | {"level", "by_class"}
+    pairs = [(scores["retrieval"][name], known["retrieval"][name]) for name in ("rank1", "rank5", "mAP")]
+    for kind, names in (("linear", ("top1", "top5")), ("knn", ("top1",))):
+        assert set(known.get(kind, ())) == set(scores.get(kind, ()))
+        for which, told in scores.get(kind, {}).items():
+            pairs += [(told[name], known[kind][which][name]) for name in names]
+    pairs += [(scores["retrieval"][name], pair) for name, pair in known["by_class"]["retrieval"].items()]
+    for score, (low, high) in pairs:
+        assert 0 <= low <= score <= high <= 100
+        assert low < high or score in (0, 100)
+
+
 def check_shape(scores: dict[str, Any], *, localized: bool) -> None:
     """As the issue gives it, in percent."""
-    assert list(scores) == ["retrieval", "linear", *(["localization"] if localized else []), "setting"]
+    parts = ["retrieval", "linear", "knn", *(["localization"] if localized else []), "ci", "setting"]
+    assert list(scores) == parts
+    assert set(scores["knn"]) == {"1", "20"}
+    check_intervals(scores)
     assert set(scores["retrieval"]) == {"rank1", "rank5", "mAP", "queries", "lone"}
     assert set(scores["linear"]) == {"100", "50", "20"}
     percents = [scores["retrieval"][name] for name in ("rank1", "rank5", "mAP")]
@@ -93,6 +115,17 @@ def test_json_of_a_run(scored: tuple[Path, Finished], encoder: Encoder, birds: P
     known = encoder.embed([source.file(int(i)) for i in train]).numpy()
     probe = linear_probe(known, source.labels[train], features, source.labels[test])
     assert scores["linear"] == probe, "features of test and train were mixed up"
+    votes = knn_hits(known, source.labels[train], features, source.labels[test])
+    assert scores["knn"] == {str(k): {"top1": 100 * hit.mean()} for k, hit in votes.items()}
+    setting = scores["setting"]
+    assert (setting["protocol"], setting["dataset"], setting["seed"]) == ("finesight", "lookalikes", 0)
+    assert (setting["test_looks"], setting["labels"], setting["incomplete"]) == (1, "drawn", None)
+    assert setting["validation"]["100"] == {"images": 40, "folds": 5}, "2 of 12 in each of 4 classes, five times"
+    with (run / "evaluation-classes.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert np.mean([float(row["rank1"]) for row in rows]) == pytest.approx(expected["rank1"], abs=0.01)
+    assert np.mean([float(row["linear_100"]) for row in rows]) == pytest.approx(probe["100"]["top1"], abs=0.01)
+    assert [float(row["rank1"]) for row in rows] == sorted(float(row["rank1"]) for row in rows), "worst first"
 
 
 def test_the_same_twice(scored: tuple[Path, Finished], encoder: Encoder, birds: Path) -> None:
@@ -337,6 +370,85 @@ def test_a_told_feature_is_about_the_object(birds: Path, encoder: Encoder) -> No
     left = evaluate(encoder, half, pooling="box", linear=False, progress=False)
     assert np.array_equal(left.extracted.attention[0], np.tile(np.float32([1, 1, 0, 0]), (4, 1)))
     assert not np.allclose(left.extracted.features["box"], features[1])
+
+
+# --- protocol, labels, classes ----------------------------------------------------------------------------------------
+
+
+def test_label_files_are_shared(birds: Path, lcr: Path, tmp_path: Path) -> None:
+    """Saved by one command and used by another, which then has the same scores; another draw has others."""
+    file, table = tmp_path / "labels.json", tmp_path / "classes.csv"
+    words = ("evaluate", lcr / "encoder", "--data", birds, "--fractions", "50,20", "--quiet", "--json")
+    first = json.loads(succeeded(command(*words, "--seed", "5", "--save-labels", file, "--per-class", table)).out)
+    again = json.loads(succeeded(command(*words, "--seed", "5", "--labels", file)).out)
+    assert again["linear"] == first["linear"]
+    assert again["setting"]["labels"] == "labels.json"
+    assert len(table.read_text().splitlines()) == 1 + 4
+    assert list(first["linear"]) == ["50", "20"]
+
+
+def test_parts_given_are_those_fitted_to(encoder: Encoder, birds: Path, tmp_path: Path) -> None:
+    few = tmp_path / "few.json"
+    evaluate(encoder, birds, fractions=(20,), protocol=Protocol(save_labels=few), progress=False)
+    told = json.loads(few.read_text())
+    told["fractions"]["20"] = {name: paths[:1] for name, paths in told["fractions"]["20"].items()}
+    few.write_text(json.dumps(told))
+    scores = evaluate(encoder, birds, fractions=(20,), protocol=Protocol(labels=few), progress=False).scores
+    assert scores["setting"]["validation"]["20"] == {"images": 0, "folds": 0}, "one image a class"
+    assert (scores["linear"]["20"]["lr"], scores["linear"]["20"]["epochs"]) == (30, 100)
+    assert "nothing to choose on at 20 %" in setting_words(scores)
+
+
+def test_without_neighbours(encoder: Encoder, birds: Path) -> None:
+    found = evaluate(encoder, birds, fractions=(20,), protocol=Protocol(knn=()), progress=False)
+    assert "knn" not in found.scores
+    assert "knn" not in found.scores["ci"]
+    quick = evaluate(encoder, birds, linear=False, progress=False).scores
+    assert list(quick) == ["retrieval", "localization", "ci", "setting"], "no features of train, no vote"
+    check_intervals(quick)
+    assert "linear" not in setting_words(quick)
+    assert "probe" not in setting_words(quick)
+    assert "Test was looked at once." in setting_words(quick)
+
+
+def test_the_line_under_the_table(birds: Path, lcr: Path) -> None:
+    done = succeeded(command("evaluate", lcr / "encoder", "--data", birds, "--fractions", "100", "--quiet"))
+    lines = [" ".join(line.split()) for line in done.out.splitlines() if line.strip()]
+    assert lines[-1].startswith(
+        "Protocol finesight, lookalikes (not a published dataset), given split, 48 train and 24"
+    )
+    for words in (
+        "chosen on train alone, by held-out 40 images in 5 folds at 100 %",
+        "Test was looked at once",
+        "95 %",
+    ):
+        assert words in lines[-1]
+    assert re.search(r"\d\.\d \[\d+\.\d, \d+\.\d\]", done.out), "intervals beside the scores"
+    assert "20-NN" in lines[0]
+
+
+def test_a_part_of_a_published_dataset_is_called_one(encoder: Encoder, birds: Path) -> None:
+    source = replace(open_source(birds), kind="cub")
+    scores = evaluate(encoder, source, linear=False, progress=False).scores
+    assert scores["setting"]["incomplete"].startswith("not the official cub")
+    assert "not the official cub: 5,946 of 5,994 train images missing" in setting_words(scores)
+    assert scores["setting"]["split"] == "official"
+
+
+@pytest.mark.parametrize(
+    ("options", "words"),
+    [
+        (("--fractions", "50,200"), ("--fractions", "1 to 100", "50,200")),
+        (("--fractions", "half"), ("--fractions", "'half'")),
+        (("--fractions", "50,50"), ("--fractions",)),
+        (("--labels", "nowhere.json"), ("nowhere.json", "cannot be read")),
+        (("--labels", "x.json", "--no-linear"), ("--labels is about the linear probe",)),
+        (("--save-labels", "nowhere/x.json"), ("--save-labels", "does not exist")),
+        (("--per-class", "."), ("--per-class", "is a folder")),
+    ],
+)
+def test_wrong_options(birds: Path, lcr: Path, options: tuple[str, ...], words: tuple[str, ...]) -> None:
+    refused(command("evaluate", lcr, "--data", birds, *options), *words)
 
 
 # --- errors -----------------------------------------------------------------------------------------------------------

@@ -307,3 +307,20 @@ print(peak() - before)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     assert float(run.stdout) < 30  # MB
+
+
+# --- the released code's order of ties --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_read_backwards_the_last_of_equals_comes_first(seed: int) -> None:
+    """Turned around, the images have their ties the other way round."""
+    rng = np.random.default_rng(seed)
+    features = np.eye(3)[rng.integers(0, 3, 14)] * rng.integers(1, 4, (14, 1))
+    labels = rng.integers(0, 3, 14)
+    got = retrieval(features.astype(np.float32), labels, ties="last")
+    want = retrieval_scores(features[::-1], labels[::-1].tolist())
+    assert got.hit1.tolist() == want["hit1"][::-1]
+    assert got.hit5.tolist() == want["hit5"][::-1]
+    np.testing.assert_allclose(got.ap, want["ap"][::-1], rtol=1e-13)
+    assert not np.array_equal(got.ap, retrieval(features.astype(np.float32), labels).ap), "ties do matter here"

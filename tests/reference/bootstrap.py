@@ -33,3 +33,8 @@ def quantile(differences: Sequence[Fraction], share: float) -> float:
     lower = int(place)
     upper = min(lower + 1, len(ordered) - 1)
     return float(ordered[lower]) + (place - lower) * float(ordered[upper] - ordered[lower])
+
+
+def resampled_means(values: Sequence[float], sizes: Sequence[int], draws: Iterable[Sequence[int]]) -> list[float]:
+    """Mean over all members of the drawn groups, in percent; ``values`` are sums over groups of ``sizes`` members."""
+    return [100 * sum(values[i] for i in draw) / sum(sizes[i] for i in draw) for draw in draws]

@@ -18,7 +18,14 @@ import finesight
 from finesight.config import flat
 from finesight.encoder import Encoder
 from finesight.evaluation.evaluate import Evaluation, evaluate
-from finesight.report.run_report import pixels, projection_responses, score_table, search_rows
+from finesight.report.run_report import (
+    class_table,
+    pixels,
+    projection_responses,
+    score_table,
+    search_rows,
+    super_table,
+)
 from finesight.training.run import RunFolder
 from processes import TINY, Finished, command, succeeded
 
@@ -99,12 +106,18 @@ def test_after_evaluation(scored: tuple[Path, Finished]) -> None:
     assert "Search results" in page.titles
     assert len(page.pictures) == 4
     scores = json.loads(done.out)
-    row = score_table({run.name: scores})[0]
+    row = score_table({run.name: scores}, intervals=True)[0]
     start = page.cells.index("system")
     names, values = (page.cells[start + skip : start + skip + len(row)] for skip in (0, len(row)))
     assert names == list(row)
     assert values[0] == run.name
-    assert [float(value) for value in values[1:]] == pytest.approx(list(row.values())[1:], abs=0.01)
+    for shown, value in zip(values[1:], list(row.values())[1:], strict=True):
+        assert shown == value if isinstance(value, str) else float(shown) == pytest.approx(value, abs=0.01)
+    low, high = scores["ci"]["retrieval"]["mAP"]
+    assert row["mAP"] == f"{scores['retrieval']['mAP']:.1f} [{low:.1f}, {high:.1f}]"
+    assert "Test was looked at once." in (run / "report.html").read_text()
+    assert "Classes" in page.titles
+    assert {f"species-00{n}" for n in range(4)} <= set(page.cells)
     assert "24 images each search all others" in (run / "report.html").read_text()
 
 
@@ -199,6 +212,32 @@ def test_score_table_has_what_there_is() -> None:
         "pointing": 40.0,
     }
     assert table[1] == {"system": "b", "rank-1": 1.0, "rank-5": 2.0, "mAP": 3.0}
+
+
+def test_score_table_with_intervals_votes_and_the_best_on_test() -> None:
+    scores = {
+        "retrieval": {"rank1": 54.44, "rank5": 70.0, "mAP": 30.0},
+        "linear": {"100": {"top1": 60.0, "best_on_test": {"top1": 61.0}}},
+        "knn": {"1": {"top1": 40.0}, "20": {"top1": 45.0}},
+        "ci": {"retrieval": {"rank1": [53.06, 55.71]}, "knn": {"20": {"top1": [44.0, 46.0]}}},
+    }
+    assert score_table({"a": scores}, intervals=True)[0] == {
+        "system": "a",
+        "rank-1": "54.4 [53.1, 55.7]",
+        "rank-5": 70.0,
+        "mAP": 30.0,
+        "linear 100 %": 60.0,
+        "best on test 100 %": 61.0,
+        "20-NN": "45.0 [44.0, 46.0]",
+    }
+    assert score_table({"a": scores})[0]["rank-1"] == 54.44
+
+
+def test_tables_by_class_and_super_category_have_readable_heads() -> None:
+    row = {"class": "a", "queries": 3, "rank1": 1.0, "test_images": 2, "linear_100": 5.0, "knn_20": None}
+    assert list(class_table([row])[0]) == ["class", "queries", "rank-1", "test images", "linear 100 %", "20-NN"]
+    supers = {"super_categories": [{"super-category": "Birds", "rank1": 1.0, "rank1_own": 2.0}]}
+    assert super_table(supers) == [{"super-category": "Birds", "rank-1": 1.0, "rank-1, own gallery": 2.0}]
 
 
 def test_an_encoder_on_its_own_gets_no_report(lcr: Path, birds: Path, tmp_path: Path) -> None:

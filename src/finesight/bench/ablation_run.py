@@ -9,8 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-import numpy as np
-
 from finesight import __version__
 from finesight.bench.ablation_pictures import (
     ablation_figure,
@@ -19,18 +17,16 @@ from finesight.bench.ablation_pictures import (
     projections_figure,
     scored_images,
 )
-from finesight.bench.ablation_study import Study, read_record
+from finesight.bench.ablation_study import Study
 from finesight.bench.ablations import KEEP_ALL, paper_columns
 from finesight.bench.machine import commit, machine
-from finesight.bench.networks import finished, settings, trained
-from finesight.bench.results import put
+from finesight.bench.networks import by_epoch, finished, settings, trained
+from finesight.bench.results import put, read_json
 from finesight.console import console
 from finesight.data.sources import ImageSource
 from finesight.encoder import Encoder
 from finesight.evaluation.evaluate import evaluate_poolings
 from finesight.nn.pooling_config import AnyPooling
-from finesight.training.metrics import read_metrics
-from finesight.training.run import RunFolder
 
 SCORES = ("rank1", "rank5", "mAP")
 LABEL_FREE = ("loss", "kl", "kl_target_uniform", "mask_entropy", "embedding_spread", "effective_rank")
@@ -67,7 +63,7 @@ def _known(study: Study, training: str, seed: int) -> Record | None:
     file = study.record(training, seed)
     if not file.exists():
         return None
-    record = read_record(file)
+    record = read_json(file)
     wanted = _poolings(study, training) if study.labelled else []
     whole = {"scores", "end", "epochs", *(["variances"] if training == KEEP_ALL else [])} <= record.keys()
     return record if whole and {*wanted} <= record["scores"].keys() else None
@@ -76,7 +72,7 @@ def _known(study: Study, training: str, seed: int) -> Record | None:
 def _found(study: Study, training: str, seed: int, source: ImageSource) -> Record:
     config, folder = study.config(training, seed), study.run(training, seed)
     encoder = trained(folder, config, study.runtime)
-    epochs = _by_epoch(folder)
+    epochs = by_epoch(folder)
     record = {
         "training": training,
         "seed": seed,
@@ -103,17 +99,6 @@ def _scores(study: Study, training: str, encoder: Encoder, source: ImageSource) 
         progress=runtime.progress,
     )
     return {pooling: found[pooling].scores for pooling in poolings}
-
-
-def _by_epoch(folder: RunFolder) -> dict[str, list[tuple[int, float]]]:
-    """Every metric as the mean over the logged steps of each epoch: one step is a batch, and a batch is chance."""
-    values: dict[str, dict[int, list[float]]] = {}
-    for row in read_metrics(folder.metrics_file):
-        epoch = int(np.ceil(float(row["epoch"]) - 1e-9))
-        for name, value in row.items():
-            if value and name not in ("step", "epoch"):
-                values.setdefault(name, {}).setdefault(epoch, []).append(float(value))
-    return {name: [(e, float(np.mean(found))) for e, found in epochs.items()] for name, epochs in values.items()}
 
 
 # --- what is written --------------------------------------------------------------------------------------------------

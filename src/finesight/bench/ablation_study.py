@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from finesight.bench.ablations import ABLATIONS, K_SWEEP, K_SWEEP_APART, KEEP_ALL, Ablation, Row
 from finesight.bench.networks import changed, finished, settings
 from finesight.bench.profiles import PROFILES, Profile
+from finesight.bench.results import read_json
 from finesight.config import RuntimeConfig, TrainConfig, build_config
 from finesight.console import console
 from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
@@ -119,7 +119,7 @@ def _check(name: str, out: Path, seeds: Sequence[int], given: Mapping[str, Any])
     if out.exists() and not out.is_dir():
         raise FineSightError(f"{out} is a file: --out must be a folder.")
     results = out / "results.json"
-    if results.exists() and (other := read_record(results).get("ablation")) != name:
+    if results.exists() and (other := read_json(results).get("ablation")) != name:
         raise FineSightError(f"{out} holds the results of {other!r}: give another --out.")
 
 
@@ -178,20 +178,10 @@ def _refuse_stale(study: Study) -> None:
     """Rows of other settings would compare the settings."""
     for training, seed in ((training, seed) for training in study.ablation.trainings for seed in study.seeds):
         run, record = study.run(training, seed), study.record(training, seed)
-        before = {record: read_record(record).get("settings", {})} if record.exists() else {}
+        before = {record: read_json(record).get("settings", {})} if record.exists() else {}
         if finished(run) or run.metrics_file.exists():
             before[run.root] = settings(run.config())
         for place, then in before.items():
             if differences := changed(then, settings(study.config(training, seed))):
                 lines = "\n".join(f"  {line}" for line in differences)
                 raise FineSightError(f"{place} has other settings:\n{lines}\nDelete it, or give another --out.")
-
-
-def read_record(file: Path) -> dict[str, Any]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise FineSightError(f"{file} cannot be read: {error}. Delete it to make it again.") from error
-    if not isinstance(found, dict):
-        raise FineSightError(f"{file} is no JSON object. Delete it to make it again.")
-    return found

@@ -11,16 +11,20 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finesight.bench.ablations import ABLATIONS, PAPER_SETTING, paper_column
+from finesight.bench.tables_command import add_tables, run_missing, split_names, split_numbers
+from finesight.data.catalogue import last_part
 from finesight.errors import FineSightError
 from finesight.options import CacheDir, Quiet, Workers
 from finesight.settings import assignments
 
 if TYPE_CHECKING:
-    from finesight.bench.birds import Bench
+    from finesight.bench.engine import Bench
     from finesight.bench.profiles import Profile
     from finesight.bench.results import ResultFiles, Results
 
-bench_app = typer.Typer(help="Reproduce the tables of the docs, and the paper's ablations.", no_args_is_help=True)
+bench_app = typer.Typer(
+    help="Reproduce the tables of the docs, and the paper's tables and ablations.", no_args_is_help=True
+)
 
 SHOWN = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP", "attention": "attention on object"}
 SHOWN_UNSCORED = ("loss", "kl", "kl_target_uniform", "mask_entropy", "embedding_spread", "effective_rank")
@@ -35,12 +39,12 @@ UNSCORED = (
 
 @bench_app.callback()
 def _root() -> None:
-    """Reproduce the tables of the docs, and the paper's ablations."""
+    """The tables of the docs, and the paper's tables and ablations."""
 
 
 @bench_app.command()
 def birds(
-    profile: Annotated[str, typer.Option(help="cpu-50, cpu-200 or paper.")] = "cpu-50",
+    profile: Annotated[str, typer.Option(help="cpu-50, cpu-200, paper or smoke.")] = "cpu-50",
     data: Annotated[Path | None, typer.Option(help="The folder CUB_200_2011.")] = None,
     weights: Annotated[str, typer.Option(help="ImageNet weights: imagenet, or a weight file.")] = "imagenet",
     methods: Annotated[str, typer.Option(help="Rows to run, by name, with commas.  [default: all]")] = "",
@@ -63,20 +67,20 @@ def birds(
 
     Run it again to continue: what is done is skipped.
     """
-    from finesight.bench.page import check_page, update_page
+    from finesight.bench.page import blocks, check_page, update_page
     from finesight.bench.profiles import profile as named
     from finesight.bench.results import ResultFiles
-    from finesight.bench.systems import chosen
+    from finesight.bench.systems import SYSTEMS, chosen
     from finesight.console import console
 
-    wanted, numbers, setting = _names(methods), _numbers(seeds), named(profile)
+    wanted, numbers, setting = split_names(methods), split_numbers(seeds), named(profile)
     chosen(wanted)
     if update is not None:
         check_page(update, profile)
     files = ResultFiles(results / profile)
     job = None
     if data is not None:
-        from finesight.bench.birds import Bench
+        from finesight.bench.engine import Bench
         from finesight.config import RuntimeConfig
 
         runtime = RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=not quiet, devices=devices)
@@ -84,31 +88,18 @@ def birds(
     if not show:
         if job is None:
             raise FineSightError("Give --data the folder CUB_200_2011 (or --show, to see the results there are).")
-        _run(job, wanted, numbers, only_check=dry_run)
+        run_missing(job, wanted, numbers, SYSTEMS, only_check=dry_run)
         if dry_run:
             return
     found = files.read()
     if not found:
         raise FineSightError(f"There are no results in {files.folder} yet.")
     if update is not None:
-        new = update_page(update, files, found, profile)
+        new = update_page(update, blocks(files, found, profile))
         console.print(f"{update} {'is up to date now' if new else 'was up to date'}.")
     if figures is not None:
         _draw(figures, setting, found, job)
     _print(files, {name: seeds for name, seeds in found.items() if not wanted or name in wanted}, as_json=as_json)
-
-
-def _run(job: Bench, methods: list[str], seeds: list[int] | None, *, only_check: bool) -> None:
-    from finesight.bench import birds as bench
-    from finesight.console import console
-
-    todo = bench.plan(job, methods, seeds)
-    if not todo.rows:
-        console.print("All of it is done.")
-        return
-    bench.dry_run(job, todo)
-    if not only_check:
-        bench.run(job, todo)
 
 
 def _draw(folder: Path, profile: Profile, results: Results, job: Bench | None) -> None:
@@ -142,19 +133,6 @@ def _print(files: ResultFiles, results: Results, *, as_json: bool) -> None:
     if gains := difference_rows(files, results):
         print("LCR minus …: mean ± std over seeds, [95 % interval over queries]")
         print_table(without_names(gains))
-
-
-def _names(text: str) -> list[str]:
-    return [name.strip() for name in text.split(",") if name.strip()]
-
-
-def _numbers(text: str) -> list[int] | None:
-    if not text.strip():
-        return None
-    parts = [part.strip() for part in text.split(",")]
-    if not all(part.isdecimal() for part in parts):
-        raise FineSightError(f"--seeds takes whole numbers from 0 on, with commas, not {text!r}.")
-    return [int(part) for part in parts]
 
 
 # --- ablations --------------------------------------------------------------------------------------------------------
@@ -203,7 +181,7 @@ def _ablation(name: str) -> Callable[..., None]:
         typed = [word for option, value in words.items() if value is not None for word in (option, str(value))]
         typed += [word for number in study.seeds for word in ("--seed", str(number))]
         typed += [word for setting in settings or [] for word in ("--set", setting)]
-        places = ["--data", Path(data).absolute().name, "--out", out.absolute().name]  # others have other folders
+        places = ["--data", last_part(data), "--out", out.absolute().name]  # others have other folders
         records = ablation_run.run(study)
         results = ablation_run.write(study, records, shlex.join(["finesight", "bench", name, *places, *typed]))
         _print_ablation(results, out, as_json=as_json)
@@ -214,6 +192,7 @@ def _ablation(name: str) -> Callable[..., None]:
 
 for _name in ABLATIONS:
     bench_app.command(_name)(_ablation(_name))
+add_tables(bench_app)
 
 
 def _print_ablation(results: Mapping[str, Any], out: Path, *, as_json: bool) -> None:

@@ -12,23 +12,30 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+
 from finesight.bench.machine import Usage, measured
 from finesight.bench.results import put
 from finesight.bench.systems import UNTRAINED
 from finesight.config import RuntimeConfig, TrainConfig, flat, write_yaml
+from finesight.data.catalogue import split_name
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError, Interrupted
 from finesight.training.export import studied_branches
+from finesight.training.health import collapse_warning
+from finesight.training.metrics import read_metrics
 from finesight.training.run import RunFolder
 from finesight.training.train import train_and_report
 
 ELSEWHERE = ("data", "backbone.weights")  # files: they lie elsewhere on another machine
+HEALTH = ("embedding_spread", "effective_rank")
 
 
 def settings(config: TrainConfig) -> dict[str, Any]:
     """All that a training depends on but its seed; files by their last part."""
     values = {key: value for key, value in flat(config).items() if key != "seed"}
-    return values | {key: Path(values[key]).name for key in ELSEWHERE}
+    places = values | {"data": split_name(values["data"])[1]}  # cub:PATH is the same data as PATH
+    return values | {key: Path(places[key]).name for key in ELSEWHERE}
 
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
@@ -56,6 +63,26 @@ def spent(run: RunFolder) -> Usage | None:
     """On all starts of a training but those that were killed; None of one that another program started."""
     file = _record(run)
     return Usage(**json.loads(file.read_text())) if file.exists() else None
+
+
+def by_epoch(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    """Every metric as the mean over the logged steps of each epoch: one step is a batch, and a batch is chance."""
+    values: dict[str, dict[int, list[float]]] = {}
+    for row in read_metrics(run.metrics_file):
+        epoch = int(np.ceil(float(row["epoch"]) - 1e-9))
+        for name, value in row.items():
+            if value and name not in ("step", "epoch"):
+                values.setdefault(name, {}).setdefault(epoch, []).append(float(value))
+    return {name: [(e, float(np.mean(found))) for e, found in epochs.items()] for name, epochs in values.items()}
+
+
+def health(run: RunFolder) -> dict[str, Any] | None:
+    """Of the embeddings in the last epoch, and whether that is a collapse; None where nothing was logged."""
+    epochs = by_epoch(run)
+    if not all(name in epochs for name in HEALTH):
+        return None
+    last = {name: epochs[name][-1][1] for name in HEALTH}
+    return {**last, "collapsed": collapse_warning(last) is not None}
 
 
 def _record(run: RunFolder) -> Path:

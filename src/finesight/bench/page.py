@@ -1,6 +1,7 @@
 """The tables of a bench inside a page of the docs, so that none of their numbers is ever typed.
 
-A page marks where they go: ``<!-- bench:cpu-50:scores -->`` … ``<!-- /bench -->``, and the same with ``gains``.
+A page marks where they go: ``<!-- bench:cpu-50:scores -->`` … ``<!-- /bench -->``, and the same with ``gains``, or with
+``table1``, ``table2`` and ``table3`` for the paper's.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from pathlib import Path
 
 from finesight.bench.results import ResultFiles, Results, put
 from finesight.bench.table import CURVE, difference_rows, score_rows
+from finesight.bench.tables import TABLES, Found, cells, notes, table_rows
 from finesight.errors import FineSightError
 
 PARTS = ("scores", "gains")
@@ -33,6 +35,16 @@ def blocks(files: ResultFiles, results: Results, profile: str) -> dict[str, str]
     listed = {name: seeds for name, seeds in results.items() if name not in CURVE.values()}
     tables = {"scores": score_rows(listed), "gains": difference_rows(files, listed)}
     return {f"{profile}:{part}": markdown_table(without_names(tables[part])) for part in PARTS}
+
+
+def paper_blocks(found: Found, profile: str) -> dict[str, str]:
+    """The same of the paper's tables, each with how our numbers in it were made."""
+    made = {}
+    for name, table in TABLES.items():
+        known = cells(table, found)
+        below = "\n".join(f"- {note}" for note in notes(known)) or "(no results yet)"
+        made[f"{profile}:{name}"] = f"{markdown_table(table_rows(table, known))}\n\n{below}"
+    return made
 
 
 def without_names(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
@@ -61,14 +73,14 @@ def update(text: str, blocks: Mapping[str, str]) -> str:
     return "".join(pieces) + text[place:]
 
 
-def check_page(page: Path, profile: str) -> None:
+def check_page(page: Path, profile: str, parts: Sequence[str] = PARTS) -> None:
     """Before anything long: is there a block of this profile to update in the end?"""
-    _updated(page, {f"{profile}:{part}": "" for part in PARTS})
+    _updated(page, {f"{profile}:{part}": "" for part in parts})
 
 
-def update_page(page: Path, files: ResultFiles, results: Results, profile: str) -> bool:
-    """Rewrite the profile's blocks of a page; False when they said the same already."""
-    before, after = _updated(page, blocks(files, results, profile))
+def update_page(page: Path, blocks: Mapping[str, str]) -> bool:
+    """Rewrite these blocks of a page; False when they said the same already."""
+    before, after = _updated(page, blocks)
     if after != before:
         put(page, after.encode())
     return after != before

@@ -8,6 +8,7 @@ from importlib import resources
 from typing import Any
 
 TABLE_1 = "tab:classifiaction_and_retrieval"  # as the paper's source spells it
+TABLE_2 = "tab:comp_4SSL"
 TABLE_3 = "tab:comparison_with_crop_table"
 
 
@@ -32,3 +33,11 @@ def paper_row(method: str, dataset: str = "CUB") -> dict[str, Any]:
     if "top1" in known:
         row["linear"] = {"100": {"top1": known["top1"]}}
     return row
+
+
+def paper_value(label: str, row: str, path: tuple[str, ...]) -> float | str | None:
+    """A printed cell: a number, or the word "collapse"; None where the paper has nothing."""
+    here: Any = paper_results()[label].get(row, {})
+    for key in path:
+        here = here.get(key) if isinstance(here, dict) else None
+    return None if isinstance(here, dict) else here

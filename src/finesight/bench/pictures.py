@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from finesight.bench.birds import Bench, birds
+from finesight.bench.engine import Bench
 from finesight.bench.networks import finished
 from finesight.bench.profiles import Profile
 from finesight.bench.results import Results
@@ -60,7 +60,7 @@ def attention_figure(bench: Bench) -> bytes | None:
 
 
 def _few_birds(bench: Bench, encoder: Encoder) -> DecodedCache:
-    source = birds(bench.data)
+    source = bench.source()
     if bench.profile.classes is not None:
         source = source.first_classes(bench.profile.classes)
     source = source.split("test")

@@ -81,13 +81,19 @@ def put(file: Path, content: bytes) -> None:
     os.replace(scratch, file)
 
 
-def _read(file: Path) -> dict[str, Any]:
+def read_json(file: Path, what: str = "") -> dict[str, Any]:
+    """A JSON object that was ``put``, or an error that names the file; ``what`` comes before its name."""
     try:
-        result = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise FineSightError(f"The result {file} cannot be read: {error}. Delete it to run it again.") from error
-    if not isinstance(result, dict):
-        raise FineSightError(f"The result {file} is no JSON object. Delete it to run it again.")
+        raise FineSightError(f"{what}{file} cannot be read: {error}. Delete it to run it again.") from error
+    if not isinstance(found, dict):
+        raise FineSightError(f"{what}{file} is no JSON object. Delete it to run it again.")
+    return found
+
+
+def _read(file: Path) -> dict[str, Any]:
+    result = read_json(file, "The result ")
     if missing := [key for key in REQUIRED if key not in result]:
         raise FineSightError(f"The result {file} lacks {', '.join(missing)}. Delete it to run it again.")
     if file.name != f"{result['method']}-seed{result['seed']}.json":

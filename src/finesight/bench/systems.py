@@ -2,27 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from finesight.errors import unknown
+from finesight.methods.recipes import RECIPES
 from finesight.nn.pooling_config import AnyPooling
 
 
 @dataclass(frozen=True)
 class Network:
-    """A training, or none. ``settings`` go on top of the profile's; ``rationale`` says which of them it knows."""
+    """A training, or none. ``settings`` go on top of the profile's."""
 
-    method: str | None  # None: the backbone as its weights are
-    rationale: bool = False
+    method: str | None  # the recipe; None: the backbone as its weights are
+    rationale: bool = False  # does it take what the profile says of the rationale?
+    study: bool = False  # are branches of other K fitted beside its own?
     settings: dict[str, Any] = field(default_factory=dict)
 
 
 NETWORKS: dict[str, Network] = {
     "frozen": Network(None),
     "moco-v2": Network("moco-v2"),
-    "lcr": Network("lcr", rationale=True),
+    "lcr": Network("lcr", rationale=True, study=True),
     "lcr-paper": Network("lcr", settings={"rationale.reading": "paper"}),
 }
 PROJECTIONS = (1, 2, 4, 8, 16, 64, 128, 256)  # the K curve beside LCR's own 32
@@ -64,13 +66,45 @@ SYSTEMS: dict[str, System] = {
 }
 
 
-def is_frozen(network: str) -> bool:
-    return NETWORKS[network].method is None
+# --- the other systems of the paper's Tables 2 and 3 ------------------------------------------------------------------
 
 
-def chosen(names: Sequence[str]) -> dict[str, System]:
+def _by_recipe(method: str) -> System:
+    """The pooling is the recipe's, or that of the reading ``finesight``."""
+    recipe = RECIPES[method]
+    pooling = recipe.pooling or ("rationale-gem" if recipe.rationale else "average")
+    return System(method, pooling, recipe.about, paper=recipe.paper)
+
+
+OTHERS = (
+    *("supervised", "dino", "simclr", "byol", "simsiam", "barlow-twins", "vicreg", "byol-lcr"),
+    *("moco-bilinear", "sam-ssl", "sam-ssl-bilinear", "dilo", "cvsa", "lewel", "contrastive-crop"),
+    *("lcr-dual-pooling", "lcr+contrastive-crop"),
+)
+# ``lcr-multitask`` above is LCR's network averaged: the recipe of that name lets the branch teach the encoder too.
+MULTITASK = "multitask"
+OTHER_NETWORKS: dict[str, Network] = {
+    **{name: Network(name, rationale=RECIPES[name].rationale) for name in OTHERS},
+    MULTITASK: Network("lcr-multitask", rationale=True),
+}
+OTHER_SYSTEMS: dict[str, System] = {
+    **{name: _by_recipe(name) for name in OTHERS},
+    MULTITASK: System(MULTITASK, "average", RECIPES["lcr-multitask"].about, paper="Ours-MultiTask"),
+}
+ALL_SYSTEMS = SYSTEMS | OTHER_SYSTEMS
+
+
+def network(name: str) -> Network:
+    return NETWORKS[name] if name in NETWORKS else OTHER_NETWORKS[name]
+
+
+def is_frozen(name: str) -> bool:
+    return network(name).method is None
+
+
+def chosen(names: Sequence[str], among: Mapping[str, System] = SYSTEMS) -> dict[str, System]:
     """These rows in the table's order; all when none is named."""
     for name in names:
-        if name not in SYSTEMS:
-            raise unknown("system", name, SYSTEMS)
-    return {name: system for name, system in SYSTEMS.items() if not names or name in names}
+        if name not in among:
+            raise unknown("system", name, among)
+    return {name: system for name, system in among.items() if not names or name in names}

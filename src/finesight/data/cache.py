@@ -70,7 +70,7 @@ class DecodedCache:
 
     def geometry(self, i: int) -> Geometry:
         width, height = self.entries.originals[self.rows[i]].tolist()
-        return Geometry.fit(width, height, self.side)
+        return Geometry.fit(width, height, self.side, self.source.trim)
 
     def box(self, i: int) -> NDArray[np.float32] | None:
         """x, y, width, height in cached pixels, clipped to the cached image."""
@@ -103,11 +103,11 @@ def open_cache(
     present = np.array([i not in problems for i in range(len(source))], bool)
     missing = np.flatnonzero(present & (entries.find(keys) < 0)).tolist()
     if missing:
-        jobs = [(key, str(source.file(i))) for key, i in zip(keys[missing].tolist(), missing, strict=True)]
+        jobs = [(k, str(source.file(i)), source.trim) for k, i in zip(keys[missing].tolist(), missing, strict=True)]
         unreachable = add_images(folder, jobs, side, workers or _cores(), progress)
         entries = read_entries(folder)
         tried = zip(missing, jobs, strict=True)
-        problems |= {i: unreachable[key] for i, (key, _) in tried if key in unreachable}
+        problems |= {i: unreachable[key] for i, (key, *_) in tried if key in unreachable}
     return _assemble(source, side, entries, keys, problems)
 
 
@@ -126,7 +126,7 @@ def _keys(source: ImageSource, side: int) -> tuple[NDArray[np.bytes_], dict[int,
     root = str(source.root)
     for i, path in enumerate(source.paths.tolist()):
         try:
-            keys[i] = image_key(os.path.join(root, path), side)
+            keys[i] = image_key(os.path.join(root, path), side, source.trim)
         except SkipImage as skip:
             problems[i] = str(skip)
     return keys, problems

@@ -202,7 +202,7 @@ def _read_all(source: ImageSource, near: bool, workers: int, progress: bool) -> 
     files = [source.file(i) for i in range(len(source))]
     lengths = [_length(file) for file in files]
     shared = {length for length, n in Counter(lengths).items() if n > 1}
-    jobs = [(file, length in shared, near) for file, length in zip(files, lengths, strict=True)]
+    jobs = [(file, source.trim, length in shared, near) for file, length in zip(files, lengths, strict=True)]
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
         warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the reasons
         results = _in_order(pool, _look, jobs, 4 * workers)
@@ -227,12 +227,12 @@ def _length(file: Path) -> int:
         return -1
 
 
-def _look(job: tuple[Path, bool, bool]) -> _Seen:
-    file, with_content, with_hash = job
+def _look(job: tuple[Path, int, bool, bool]) -> _Seen:
+    file, trim, with_content, with_hash = job
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for ever
             raise UnreachableFile("not a regular file")
-        image, size = read_sized(file, DECODED)
+        image, size = read_sized(file, DECODED, trim)
         content = content_hash(file) if with_content else None
     except SkipImage as skip:
         return _Seen(reason=str(skip))

@@ -47,15 +47,18 @@ def read_image(file: str | Path | IO[bytes]) -> Image.Image:
     return read_sized(file)[0]
 
 
-def read_sized(file: str | Path | IO[bytes], at_least: int | None = None) -> tuple[Image.Image, tuple[int, int]]:
+def read_sized(
+    file: str | Path | IO[bytes], at_least: int | None = None, trim: int = 0
+) -> tuple[Image.Image, tuple[int, int]]:
     """Like ``read_image``, with the upright (width, height) of the file itself.
 
     ``at_least`` lets a JPEG be decoded at 1/2, 1/4 or 1/8 as long as both sides keep that many pixels: most
     of the decoding time of a camera photo is saved, and the picture is then smaller than the file says.
+    ``trim`` rows of the upright file are cut off its bottom, from the picture and from the height.
     """
     try:
         with _opened(file) as stream:
-            return _decode(stream, at_least)
+            return _decode(stream, at_least, trim)
     except SkipImage:
         raise
     except Image.DecompressionBombError:
@@ -97,7 +100,7 @@ def _opened(file: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
     return open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file)
 
 
-def _decode(stream: IO[bytes], at_least: int | None) -> tuple[Image.Image, tuple[int, int]]:
+def _decode(stream: IO[bytes], at_least: int | None, trim: int) -> tuple[Image.Image, tuple[int, int]]:
     try:
         image = Image.open(stream, formats=FORMATS)
     except UnidentifiedImageError:
@@ -107,14 +110,31 @@ def _decode(stream: IO[bytes], at_least: int | None) -> tuple[Image.Image, tuple
         if width * height > MAX_PIXELS:
             raise SkipImage(_TOO_LARGE)
         shrinks = image.format in ("JPEG", "MPO")
+        scale = 1
         if shrinks and at_least is not None:
-            image.draft(None, (at_least, at_least))
+            scale = _shrink(image, at_least + trim)
         image.load()
         upright, turned = _upright(image)
         rgb = _eight_bit_rgb(upright)
     if not shrinks:
-        return rgb, rgb.size
-    return rgb, (height, width) if turned else (width, height)
+        width, height = rgb.size
+    elif turned:
+        width, height = height, width
+    return (_trimmed(rgb, height, trim, scale) if trim else rgb), (width, height - trim)
+
+
+def _shrink(image: Image.Image, at_least: int) -> int:
+    """Have a JPEG decoded small; says how many times smaller."""
+    width = image.width
+    drafted = image.draft(None, (at_least, at_least))
+    return 1 if drafted is None else round(width / drafted[1][2])  # the box it fills is not rounded to pixels
+
+
+def _trimmed(image: Image.Image, height: int, trim: int, scale: int) -> Image.Image:
+    """Without the rows that show any of the last ``trim`` of the file's ``height``."""
+    if height <= trim:
+        raise SkipImage(f"only {height} pixels high, and the bottom {trim} are cut off")
+    return image.crop((0, 0, image.width, (height - trim) // scale))
 
 
 def _upright(image: Image.Image) -> tuple[Image.Image, bool]:

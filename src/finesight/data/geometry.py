@@ -22,18 +22,22 @@ def cache_side(resolution: int) -> int:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Cached pixels are a scaled centre crop of the upright original; only panoramas are really cropped."""
+    """Cached pixels are a scaled centre crop of the upright original; only panoramas are really cropped.
+
+    The original is the file without the ``trim`` rows that were cut off its bottom.
+    """
 
     original: tuple[int, int]  # width, height
     crop: tuple[float, float, float, float]  # x, y, width, height in original pixels
     size: tuple[int, int]  # height, width of the cached image
+    trim: int = 0
 
     @classmethod
-    def fit(cls, width: int, height: int, side: int) -> Geometry:
+    def fit(cls, width: int, height: int, side: int, trim: int = 0) -> Geometry:
         short = min(width, height)
         crop_w, crop_h = min(width, LONGEST * short), min(height, LONGEST * short)
         crop = ((width - crop_w) / 2, (height - crop_h) / 2, float(crop_w), float(crop_h))
-        return cls((width, height), crop, (round(crop_h * side / short), round(crop_w * side / short)))
+        return cls((width, height), crop, (round(crop_h * side / short), round(crop_w * side / short)), trim)
 
     def points(self, xy: ArrayLike) -> NDArray[np.float32]:
         """(..., 2) x, y in original pixels -> cached pixels, not clipped."""
@@ -50,10 +54,16 @@ class Geometry:
         return np.concatenate([low, high - low]).astype(np.float32)
 
     def mask(self, mask: NDArray[np.bool_]) -> NDArray[np.bool_]:
-        """A mask of the original, at any scale -> (h, w): true where half the area of a pixel is object."""
+        """A mask of the whole file, at any scale -> (h, w): true where half the area of a pixel is object."""
         picture = Image.fromarray(mask.astype(np.uint8) * 255)
-        cached: NDArray[np.bool_] = np.asarray(self.resize(picture)) >= 128
+        cached: NDArray[np.bool_] = np.asarray(self.resize(self.trimmed(picture))) >= 128
         return cached
+
+    def trimmed(self, image: Image.Image) -> Image.Image:
+        """A picture of the whole file, at any scale, without the part of it that was cut off."""
+        height = self.original[1]
+        rows = round(image.height * height / (height + self.trim))
+        return image.crop((0, 0, image.width, max(rows, 1))) if self.trim else image
 
     def filled(self, box: NDArray[np.float32]) -> NDArray[np.bool_]:
         """A box in cached pixels -> (h, w): true where a pixel's centre lies in it."""
@@ -72,8 +82,8 @@ class Geometry:
         return image.resize((self.size[1], self.size[0]), Image.Resampling.BILINEAR, box=box)
 
 
-def read_cached(file: str | Path | IO[bytes], side: int) -> tuple[NDArray[np.uint8], Geometry]:
-    """The pixels (h, w, 3) the cache keeps of a file, its short side being ``side``."""
-    image, (width, height) = read_sized(file, at_least=2 * side)
-    geometry = Geometry.fit(width, height, side)
+def read_cached(file: str | Path | IO[bytes], side: int, trim: int = 0) -> tuple[NDArray[np.uint8], Geometry]:
+    """The pixels (h, w, 3) the cache keeps of a file: ``trim`` rows cut off, the short side then being ``side``."""
+    image, (width, height) = read_sized(file, 2 * side, trim)
+    geometry = Geometry.fit(width, height, side, trim)
     return np.asarray(geometry.resize(image)), geometry

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import codecs
 import csv
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 from pathlib import Path
 
 from finesight.data.listing import not_an_image_suffix
@@ -29,36 +32,50 @@ class Rows:
 def read_list(file: Path) -> Rows:
     """Plain text with one path per line; a table with a ``path`` column and maybe ``label`` and ``split``; or
     a table without header, ``path,label``. Paths are relative to the list's folder or absolute."""
-    lines = [line for line in enumerate(_text(file).split("\n"), start=1) if line[1].strip()]
-    if not lines:
+    lines = _lines(file)
+    number, first = next(lines, (0, ""))
+    if not first:
         raise FineSightError(f"{file} is empty; write one image path per line into it")
-    first = lines[0][1].strip()
-    columns, delimiter = _header(first), _delimiter(first)
+    columns, delimiter = _header(first.strip()), _delimiter(first.strip())
     if columns:
-        lines, delimiter = lines[1:], delimiter or ","
-    elif delimiter and not_an_image_suffix(first):
-        columns = ["path", "label"]
+        delimiter = delimiter or ","
     else:
-        columns, delimiter = ["path"], ""  # a comma in such a line belongs to a file's name
-    rows, bad = Rows(), []
-    for number, line in lines:
-        if problem := _add(rows, _cells(line, delimiter), columns):
-            bad.append(f"line {number}: {problem}")
-    if bad:
-        raise FineSightError(_bad_lines(file, bad, len(lines)))
+        lines = chain([(number, first)], lines)
+        if delimiter and not_an_image_suffix(first.strip()):
+            columns = ["path", "label"]
+        else:
+            columns, delimiter = ["path"], ""  # a comma in such a line belongs to a file's name
+    rows = _rows(file, lines, columns, delimiter)
     if not rows.paths:
         raise FineSightError(f"{file} has a header but no image; write one image path per line into it")
     return _test_or_validation(rows)
 
 
-def _text(file: Path) -> str:
-    data = file.read_bytes()
-    if data.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):  # a spreadsheet's "Unicode text"
-        data = data.decode("utf-16", "replace").encode()
-    if b"\0" in data:
-        raise FineSightError(f"{file} is neither a folder of images nor a text list of them; give --data one")
+def _lines(file: Path) -> Iterator[tuple[int, str]]:
+    """Number and text of the lines that hold something, one by one: the text is never in memory as a whole."""
+    with open(file, "rb") as start:
+        wide = start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # a spreadsheet's "Unicode text"
     # surrogateescape keeps names that are not UTF-8 as the file system has them
-    return data.decode("utf-8-sig", "surrogateescape").replace("\r\n", "\n").replace("\r", "\n")
+    encoding, errors = ("utf-16", "replace") if wide else ("utf-8-sig", "surrogateescape")
+    with open(file, encoding=encoding, errors=errors) as text:
+        for number, line in enumerate(text, start=1):
+            if "\0" in line:
+                raise FineSightError(f"{file} is neither a folder of images nor a text list of them; give --data one")
+            if not line.isspace():
+                yield number, line.rstrip("\n")
+
+
+def _rows(file: Path, lines: Iterable[tuple[int, str]], columns: list[str], delimiter: str) -> Rows:
+    rows, bad, total, unusable = Rows(), [], 0, 0
+    where = {name: i for i, name in enumerate(columns)}
+    for total, (number, line) in enumerate(lines, start=1):  # noqa: B007
+        if problem := _add(rows, _cells(line, delimiter), len(columns), where):
+            unusable += 1
+            if unusable <= _EXAMPLES:
+                bad.append(f"line {number}: {problem}")
+    if bad:
+        raise FineSightError(_bad_lines(file, bad, unusable, total))
+    return rows
 
 
 def _header(line: str) -> list[str]:
@@ -79,32 +96,37 @@ def _delimiter(line: str) -> str:
 def _cells(line: str, delimiter: str) -> list[str]:
     if not delimiter:
         return [line.strip()]
-    return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
+    if '"' not in line:  # a reader for each line takes ten times as long
+        return [cell.strip() for cell in line.split(delimiter)]
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter))]
+    except csv.Error:  # a cell of more than 128 KB is none
+        return []
 
 
-def _add(rows: Rows, cells: list[str], columns: list[str]) -> str:
+def _add(rows: Rows, cells: list[str], columns: int, where: dict[str, int]) -> str:
     """Take one line in, or say what is wrong with it."""
-    if len(cells) != len(columns):
-        return f"{len(cells)} column{'s' * (len(cells) != 1)} where {len(columns)} belong"
-    row = dict(zip(columns, cells, strict=True))
-    if not row["path"]:
+    if len(cells) != columns:
+        return f"{len(cells)} column{'s' * (len(cells) != 1)} where {columns} belong"
+    path = cells[where["path"]]
+    if not path:
         return "no path"
-    if reason := not_an_image_suffix(row["path"]):
-        return f"{row['path'][:80]!r} is {reason}"
-    if "split" in row:
-        split = _SPLITS.get(row["split"].lower())
+    if reason := not_an_image_suffix(path):
+        return f"{path[:80]!r} is {reason}"
+    if "split" in where:
+        given = cells[where["split"]]
+        split = _SPLITS.get(given.lower())
         if split is None:
-            return f"split is {row['split']!r}, not train or test"
+            return f"split is {given!r}, not train or test"
         rows.splits.append(split)
-    rows.paths.append(row["path"])
-    rows.labels.append(row.get("label", ""))
+    rows.paths.append(path)
+    rows.labels.append(sys.intern(cells[where["label"]]) if "label" in where else "")  # a name is kept once
     return ""
 
 
-def _bad_lines(file: Path, bad: list[str], total: int) -> str:
-    count = len(bad)
-    if len(bad) > _EXAMPLES:
-        bad = [*bad[:_EXAMPLES], f"and {len(bad) - _EXAMPLES} more"]
+def _bad_lines(file: Path, bad: list[str], count: int, total: int) -> str:
+    if count > len(bad):
+        bad = [*bad, f"and {count - len(bad)} more"]
     return (
         f"{count} of {total} lines of {file} cannot be used: {'; '.join(bad)}. Write one image path per "
         "line, or a table with the columns path, label, split"

@@ -95,6 +95,10 @@ def habitats(source: ImageSource) -> NDArray[np.int64]:
     return np.array([known[path] for path in source.paths.tolist()], dtype=np.int64)
 
 
+def is_lookalikes(root: Path) -> bool:
+    return (root / MANIFEST).is_file()
+
+
 def open_lookalikes(root: Path) -> ImageSource:
     """The drawn folder as an ImageSource with labels, splits, masks and parts."""
     try:

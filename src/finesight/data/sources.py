@@ -10,8 +10,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from finesight.console import counted
+from finesight.data.catalogue import open_as, recognised, split_name
 from finesight.data.decode import IMAGE_SUFFIXES, os_reason
-from finesight.data.listing import Listing, classes_of, empty_split, list_folder, list_splits, split_folders
+from finesight.data.listing import Listing, beside, class_counts, list_folder, list_splits, split_folders
 from finesight.data.lists import read_list
 from finesight.errors import FineSightError
 
@@ -24,7 +26,7 @@ class ImageSource:
     """Images in a stable order. Labels are for evaluation only: nothing here is read by training."""
 
     root: Path
-    kind: str  # "folder" | "class folders" | "splits" | "list" | "cub" | "cars" | "inat2019" | "lookalikes"
+    kind: str  # "folder" | "class folders" | "splits" | "list" | "lookalikes" or a name of catalogue.py
     paths: NDArray[np.str_]  # (N,) relative to root (POSIX) or absolute
     labels: NDArray[np.int64] | None = None  # (N,) index into classes, -1 where an image has none
     classes: tuple[str, ...] = ()
@@ -34,6 +36,7 @@ class ImageSource:
     part_names: tuple[str, ...] = ()
     masks: NDArray[np.str_] | None = None  # (N,) mask pictures (non-zero = object), as paths
     skipped: tuple[tuple[str, str], ...] = ()  # path, reason: seen while listing
+    trim: int = 0  # pixel rows cut off the bottom of every image before anything else
 
     def __post_init__(self) -> None:
         for name in _PER_IMAGE:
@@ -69,27 +72,34 @@ class ImageSource:
 
     def describe(self) -> str:
         """What was found, for people."""
-        facts = [_count(len(self), "image")]
+        facts = [counted(len(self), "image")]
         if self.classes:
-            facts.append(_count(len(self.classes), "class", "classes"))
+            facts.append(counted(len(self.classes), "class", "classes"))
         if self.splits is not None:
-            counts = Counter(self.splits.tolist())
-            facts.append(" + ".join(f"{counts[name]:,} {name}" for name in ("train", "test")))
+            facts.append(" + ".join(f"{int((self.splits == name).sum()):,} {name}" for name in ("train", "test")))
         if self.labels is not None and (unlabelled := int((self.labels < 0).sum())):
             facts.append(f"{unlabelled:,} without a label")
         facts += [name for name in ("boxes", "masks") if getattr(self, name) is not None]
         if self.part_names:
-            facts.append(_count(len(self.part_names), "part"))
+            facts.append(counted(len(self.part_names), "part"))
         line = f"{self.kind} {self.root}: {', '.join(facts)}"
         if self.skipped:
-            line += f"\n{_count(len(self.skipped), 'other entry', 'other entries')} left out"
+            line += f"\n{counted(len(self.skipped), 'other entry', 'other entries')} left out"
         return line
 
 
-def open_source(path: str | Path) -> ImageSource:
-    """Recognise what ``path`` is and list its images; see ``ImageSource.kind`` for what there is."""
-    place = Path(path).expanduser().absolute()
+def open_source(data: str | Path) -> ImageSource:
+    """Recognise what lies there and list its images; see ``ImageSource.kind`` for what there is.
+
+    ``cub:PATH`` and the like demand the whole of a named dataset: a tree that is not all of it is an error.
+    """
+    name, text = split_name(data)
+    place = Path(text).expanduser().absolute()
     try:
+        if name is not None:
+            from finesight.data.official import open_whole
+
+            return open_whole(name, place)
         if place.is_dir():
             return _open_folder(place)
         if place.is_file():
@@ -100,50 +110,35 @@ def open_source(path: str | Path) -> ImageSource:
 
 
 def _open_folder(root: Path) -> ImageSource:
-    if (root / "lookalikes.json").is_file():
-        from finesight.data.lookalikes import open_lookalikes
-
-        return open_lookalikes(root)
-    from finesight.data.cub import is_cub, open_cub
-
-    if is_cub(root):
-        return open_cub(root)
-    from finesight.data.cars import is_cars, open_cars
-
-    if is_cars(root):
-        return open_cars(root)
-    from finesight.data.inat import is_inat, open_inat
-
-    if is_inat(root):
-        return open_inat(root)
+    if name := recognised(root):
+        return open_as(name, root)
     if folders := split_folders(root):
         return _open_splits(root, folders)
     listing = list_folder(root)
     _require_images(root, listing)
-    paths = np.array(listing.images)
-    classes = classes_of(listing.images)
-    if len(classes) < 2:
-        return ImageSource(root, "folder", paths, skipped=tuple(listing.skipped))
-    labels = _labels([path.split("/")[0] for path in listing.images], classes)
-    return ImageSource(root, "class folders", paths, labels, classes, skipped=tuple(listing.skipped))
+    paths, skipped = np.array(listing.images), tuple(listing.skipped)
+    counts = class_counts(listing)
+    if len(counts) < 2:
+        return ImageSource(root, "folder", paths, skipped=skipped)
+    classes = tuple(sorted(counts))
+    return ImageSource(root, "class folders", paths, _runs(counts, classes), classes, skipped=skipped)
 
 
 def _open_splits(root: Path, folders: dict[str, str]) -> ImageSource:
-    listing = list_splits(root, folders)
-    _require_images(root, listing)
-    if empty := empty_split(listing, folders):
+    parts = list_splits(root, folders)
+    whole = Listing([path for part in parts.values() for path in part.images])
+    whole.skipped = [entry for part in parts.values() for entry in part.skipped] + beside(root, folders)
+    _require_images(root, whole)
+    if empty := next((folders[split] for split, part in parts.items() if not part.images), None):
         raise FineSightError(f"{root / empty} holds no image; fill it or give --data the folder that has them")
-    tops, inner = zip(*(path.split("/", 1) for path in listing.images), strict=True)
-    found = {top: classes_of(rest for t, rest in zip(tops, inner, strict=True) if t == top) for top in set(tops)}
-    classes = tuple(sorted(set().union(*found.values())))
+    counts = [class_counts(part, depth=1) or {"": len(part.images)} for part in parts.values()]
+    classes = tuple(sorted(set().union(*counts) - {""}))
     labels = None
     if len(classes) >= 2:
-        names = [rest.split("/")[0] if found[top] else "" for top, rest in zip(tops, inner, strict=True)]
-        labels = _labels(names, classes)
-    paths = np.array(listing.images)
-    splits = np.array(["train" if top == folders["train"] else "test" for top in tops])
+        labels = np.concatenate([_runs(part, classes) for part in counts])
     classes = classes if labels is not None else ()
-    return ImageSource(root, "splits", paths, labels, classes, splits, skipped=tuple(listing.skipped))
+    splits = np.repeat(list(parts), [len(part.images) for part in parts.values()])
+    return ImageSource(root, "splits", np.array(whole.images), labels, classes, splits, skipped=tuple(whole.skipped))
 
 
 def _open_file(file: Path) -> ImageSource:
@@ -167,7 +162,12 @@ def _class_order(names: Sequence[str]) -> tuple[str, ...]:
 
 def _labels(names: Sequence[str], classes: tuple[str, ...]) -> NDArray[np.int64]:
     index = {name: i for i, name in enumerate(classes)}
-    return np.array([index.get(name, -1) for name in names], np.int64)
+    return np.fromiter((index.get(name, -1) for name in names), np.int64, len(names))
+
+
+def _runs(counts: dict[str, int], classes: tuple[str, ...]) -> NDArray[np.int64]:
+    """The labels of images that stand class by class, so many of each."""
+    return np.repeat(_labels(list(counts), classes), list(counts.values()))
 
 
 def _require_images(root: Path, listing: Listing) -> None:
@@ -181,7 +181,3 @@ def _require_images(root: Path, listing: Listing) -> None:
         f"no image in {root}; found {found}. FineSight reads {SUFFIX_TEXT}: "
         "convert the files or give --data another folder"
     )
-
-
-def _count(n: int, one: str, many: str = "") -> str:
-    return f"{n:,} {one if n == 1 else many or one + 's'}"

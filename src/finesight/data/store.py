@@ -38,7 +38,7 @@ _TEMPORARY = "tmp-"
 _ELSEWHERE = "choose another folder with --cache-dir"
 _BYTES_MARGIN = 1.5  # pictures are longer than wide: side * side * 3 is the least they need
 
-Job = tuple[bytes, str]  # key, file
+Job = tuple[bytes, str, int]  # key, file, rows to cut off its bottom
 Row = tuple[bytes, int, tuple[int, ...], tuple[int, int], str]  # key, offset, size, original, reason
 Decoded = tuple[NDArray[np.uint8] | None, tuple[int, int], str, bool]  # pixels, (width, height), reason, remember
 
@@ -59,7 +59,7 @@ class Entries:
     shard: NDArray[np.int64]  # index into shards
     offsets: NDArray[np.int64]  # first byte in pixels.bin
     sizes: NDArray[np.int64]  # (n, 2) height, width of the cached image; 0, 0 for a skipped one
-    originals: NDArray[np.int64]  # (n, 2) width, height of the file, upright
+    originals: NDArray[np.int64]  # (n, 2) width, height of the file, upright and without the rows cut off
     reasons: NDArray[np.str_]  # why an image was skipped; empty for a good one
 
     def find(self, keys: NDArray[np.bytes_]) -> NDArray[np.int64]:
@@ -70,16 +70,18 @@ class Entries:
         return np.where(self.keys[rows] == keys, rows, -1)
 
 
-def image_key(file: str, side: int) -> bytes:
-    """Changes with the path, size, time of the last change and wanted side; the content is never read."""
+def image_key(file: str, side: int, trim: int = 0) -> bytes:
+    """Changes with the path, size, time of the last change, wanted side and trim; the content is never read."""
     try:
         status = os.stat(file)
     except OSError as error:
         raise UnreachableFile(os_reason(error)) from None
     if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
         raise UnreachableFile("not a regular file")
-    facts = f"\0{status.st_size}\0{status.st_mtime_ns}\0{side}".encode()
-    return hashlib.blake2b(os.fsencode(os.path.abspath(file)) + facts, digest_size=16).digest()
+    facts = f"\0{status.st_size}\0{status.st_mtime_ns}\0{side}"
+    if trim:  # without it, keys are those of caches from before there was one
+        facts += f"\0{trim}"
+    return hashlib.blake2b(os.fsencode(os.path.abspath(file)) + facts.encode(), digest_size=16).digest()
 
 
 def read_entries(folder: Path) -> Entries:
@@ -101,7 +103,7 @@ def add_images(folder: Path, jobs: Sequence[Job], side: int, workers: int, progr
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, "decoding images into the cache", progress):
             _clean(folder)
-            known = read_entries(folder).find(np.array([key for key, _ in jobs], "S16"))
+            known = read_entries(folder).find(np.array([key for key, *_ in jobs], "S16"))
             missing = list({job[0]: job for job, row in zip(jobs, known, strict=True) if row < 0}.values())
             _require_space(folder, len(missing), side)
             return _build(folder, missing, side, workers, progress)
@@ -149,16 +151,17 @@ def _build(folder: Path, jobs: list[Job], side: int, workers: int, progress: boo
 def _decoded(pool: ThreadPoolExecutor, jobs: list[Job], side: int, ahead: int) -> Iterator[Decoded]:
     """Results in order, with a bounded number under way: memory must not grow with the folder."""
     waiting = iter(jobs)
-    running: deque[Future[Decoded]] = deque(pool.submit(_decode, f, side) for _, f in islice(waiting, ahead))
+    running: deque[Future[Decoded]] = deque(pool.submit(_decode, job, side) for job in islice(waiting, ahead))
     while running:
         done = running.popleft().result()
-        running.extend(pool.submit(_decode, file, side) for _, file in islice(waiting, 1))
+        running.extend(pool.submit(_decode, job, side) for job in islice(waiting, 1))
         yield done
 
 
-def _decode(file: str, side: int) -> Decoded:
+def _decode(job: Job, side: int) -> Decoded:
+    _, file, trim = job
     try:
-        pixels, geometry = read_cached(file, side)
+        pixels, geometry = read_cached(file, side, trim)
     except SkipImage as skip:
         return None, (0, 0), str(skip), not isinstance(skip, UnreachableFile)
     return pixels, geometry.original, "", True
@@ -168,7 +171,7 @@ def _write_shard(shard: Path, jobs: list[Job], results: Iterator[Decoded]) -> It
     """Write one shard; yields each key with the reason if its file could not be reached."""
     rows: list[Row] = []
     with open(shard / "pixels.bin", "wb") as file:
-        for (key, _), (pixels, original, reason, remember) in zip(jobs, results, strict=True):
+        for (key, *_), (pixels, original, reason, remember) in zip(jobs, results, strict=True):
             if remember:
                 size = (0, 0) if pixels is None else pixels.shape[:2]
                 rows.append((key, file.tell(), size, original, reason))

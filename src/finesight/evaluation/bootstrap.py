@@ -88,3 +88,44 @@ def _resampled_means(values: NDArray[np.float64], resamples: int, rng: np.random
         rows = means[start : start + chunk]
         rows[:] = values[rng.integers(count, size=(len(rows), count))].mean(axis=1)
     return means
+
+
+# --- one system -------------------------------------------------------------------------------------------------------
+
+
+def intervals(
+    values: NDArray[np.float64],
+    *,
+    clusters: NDArray[np.int64] | None = None,
+    resamples: int = 2000,
+    seed: int = 0,
+    level: float = 0.95,
+) -> NDArray[np.float64]:
+    """Percentile intervals of the mean of each column, in percent: (queries, M) in [0, 1] -> (M, 2).
+
+    Queries are drawn with replacement, the same for every column. With ``clusters`` (queries,), whole classes are drawn
+    instead: their queries search for each other and are not independent, so that the plain interval is too narrow.
+    """
+    if not len(values):
+        raise FineSightError("There are no queries to draw from.")
+    if clusters is None:
+        sums, sizes = values, np.ones(len(values))
+    else:
+        _, number = np.unique(clusters, return_inverse=True)
+        sizes = np.bincount(number).astype(np.float64)
+        sums = np.stack([np.bincount(number, column) for column in values.T], axis=1)
+    rng = np.random.default_rng(seed)
+    means = np.empty((resamples, values.shape[1]))
+    chunk = max(1, CHUNK_BYTES // (8 * len(sums)))
+    for start in range(0, resamples, chunk):
+        rows = means[start : start + chunk]
+        times = _times_drawn(len(sums), len(rows), rng)  # (R, queries)
+        rows[:] = 100 * (times @ sums) / (times @ sizes)[:, None]
+    ends = np.quantile(np.round(means, DECIMALS), [(1 - level) / 2, (1 + level) / 2], axis=0)
+    return np.asarray(ends.T, dtype=np.float64)
+
+
+def _times_drawn(count: int, resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+    """How often each of ``count`` is among as many draws with replacement; a row a resample."""
+    drawn = rng.integers(count, size=(resamples, count)) + count * np.arange(resamples)[:, None]
+    return np.bincount(drawn.ravel(), minlength=resamples * count).reshape(resamples, count).astype(np.float64)

@@ -1,9 +1,9 @@
-"""Retrieval, linear probe and localisation of one encoder on one source."""
+"""Retrieval, linear probe, kNN and localisation of one encoder on one source, by one of two protocols."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -17,13 +17,19 @@ from finesight.data.official import OFFICIAL
 from finesight.data.sources import ImageSource, open_source
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
-from finesight.evaluation.features import Extracted, extract, has_objects, object_masks, shown_mask
-from finesight.evaluation.linear import linear_probe
-from finesight.evaluation.localization import localization
-from finesight.evaluation.retrieval import RetrievalScores, retrieval
-from finesight.evaluation.wide import joined
-from finesight.nn.pooling import mask_kind, uses_rationale
-from finesight.nn.pooling_config import ORACLES, AnyPooling
+from finesight.evaluation.features import Extracted, extract
+from finesight.evaluation.fractions import Parts, drawn_parts, read_parts, write_parts
+from finesight.evaluation.groups import Row, class_rows, query_labels, super_rows
+from finesight.evaluation.intervals import score_intervals
+from finesight.evaluation.knn import knn_hits
+from finesight.evaluation.linear import Outcome, linear_probe
+from finesight.evaluation.localization import located_by
+from finesight.evaluation.released import Task, released_probe
+from finesight.evaluation.retrieval import RetrievalScores, Ties, retrieval
+from finesight.evaluation.setting import Protocol, provenance
+from finesight.evaluation.wide import Features, joined
+from finesight.nn.pooling import uses_rationale
+from finesight.nn.pooling_config import AnyPooling
 
 SPLIT_SEED = 0
 TRAIN_SHARE = 0.7  # of each class, where a labelled source has no split of its own
@@ -39,6 +45,7 @@ class Evaluation:
     extracted: Extracted  # of the test images
     pooling: AnyPooling
     queries: RetrievalScores  # what each query found, for comparing two encoders query by query
+    classes: list[Row] = field(default_factory=list)  # scores by class, the worst first
 
 
 def evaluate(
@@ -49,6 +56,7 @@ def evaluate(
     linear: bool = True,
     fractions: Sequence[int] = (100, 50, 20),
     normalise: bool | None = None,
+    protocol: Protocol | None = None,
     limit_classes: int | None = None,
     cache_dir: Path | None = None,
     workers: int | None = None,
@@ -63,6 +71,7 @@ def evaluate(
         linear=linear,
         fractions=fractions,
         normalise=normalise,
+        protocol=protocol,
         limit_classes=limit_classes,
         cache_dir=cache_dir,
         workers=workers,
@@ -79,6 +88,7 @@ def evaluate_poolings(
     probed: Sequence[AnyPooling] | None = None,
     fractions: Sequence[int] = (100, 50, 20),
     normalise: bool | None = None,
+    protocol: Protocol | None = None,
     limit_classes: int | None = None,
     cache_dir: Path | None = None,
     workers: int | None = None,
@@ -92,6 +102,7 @@ def evaluate_poolings(
     alone, but for a rationale whose masks range over the batch: it takes all others through the network in batches,
     and features that come from batches differ in their last bits.
     """
+    rules = protocol or Protocol()
     probing = () if not linear else tuple(poolings if probed is None else probed)
     if not set(probing) <= set(poolings):
         raise ValueError(f"cannot probe {probing}: only {tuple(poolings)} are evaluated")
@@ -104,47 +115,158 @@ def evaluate_poolings(
         raise FineSightError(
             f"{source.root} has no train images to fit the linear probe on: leave it out (--no-linear)."
         )
-    labels = cache.source.labels
-    assert labels is not None
     unit = normalise if normalise is not None else _probe_unit(encoder)
     if not any(uses_rationale(name) for name in poolings):
         encoder = encoder.pooled("average")  # without its branch, which has no say here
-    whole = split == "random" and len(train) > 0  # search all images then: it learns nothing from train
-    gallery = np.concatenate([test, train]) if whole else test
+    parts = _parts(rules, cache.source, train, fractions, limit_classes) if probing or rules.save_labels else {}
+    if rules.released:
+        test = _by_class(test, cache.source)
+    scene = _Scene(encoder, cache, train, test, split, rules, parts, unit, progress)
     extracted = extract(encoder, cache, test, poolings, progress=progress)
-    needed = tuple(poolings) if whole else probing
+    needed = tuple(poolings) if scene.whole else probing if rules.knn or not rules.released else ()
     known = extract(encoder, cache, train, needed, progress=progress).features if needed else {}
-    located = _located(extracted, cache, test, encoder.config.resolution, poolings)
-    setting = {
-        "method": encoder.config.method,
-        "resolution": encoder.config.resolution,
-        "split": split,
-        "train_images": len(train),
-        "test_images": len(test),
-        "skipped": len(cache.skipped),
-    }
+    located = located_by(extracted, cache, test, encoder.config.resolution, poolings)
     result: dict[AnyPooling, Evaluation] = {}
     for name in sorted(poolings, key=lambda name: name in probing):
-        features = extracted.features[name]
-        queries = retrieval(joined(features, known[name]) if whole else features, labels[gallery])
-        scores: dict[str, Any] = {"retrieval": queries.summary()}
-        if name in probing:
-            scores["linear"] = linear_probe(
-                known[name],
-                labels[train],
-                features,
-                labels[test],
-                fractions=fractions,
-                normalise=unit,
-                progress=partial(_say, name) if progress else None,
-            )
-        if name in located:
-            scores["localization"] = located[name]
-        scores["setting"] = {"pooling": name} | setting
-        result[name] = Evaluation(scores, cache, test, extracted.only(name), name, queries)
+        result[name] = _scored(scene, name, extracted, known.get(name), located.get(name), probe=name in probing)
         if found is not None:
             found(result[name])
     return result
+
+
+@dataclass(frozen=True, eq=False)
+class _Scene:
+    """What the scores under every pooling share."""
+
+    encoder: Encoder
+    cache: DecodedCache
+    train: NDArray[np.int64]  # indices into the cache
+    test: NDArray[np.int64]
+    split: str
+    rules: Protocol
+    parts: Parts  # places in ``train``
+    unit: bool
+    progress: bool
+
+    def labels(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
+        assert self.cache.source.labels is not None
+        return self.cache.source.labels[images]
+
+    @property
+    def whole(self) -> bool:
+        """Without a split of its own, search all images: retrieval learns nothing from train."""
+        return self.split == "random" and len(self.train) > 0
+
+    @property
+    def gallery(self) -> NDArray[np.int64]:
+        return np.concatenate([self.test, self.train]) if self.whole else self.test
+
+    @property
+    def ties(self) -> Ties:
+        return "last" if self.rules.released else "first"
+
+    def facts(self) -> dict[str, Any]:
+        return {
+            "method": self.encoder.config.method,
+            "resolution": self.encoder.config.resolution,
+            "split": self.split,
+            "train_images": len(self.train),
+            "test_images": len(self.test),
+            "skipped": len(self.cache.skipped),
+        }
+
+
+def _scored(
+    scene: _Scene,
+    name: AnyPooling,
+    extracted: Extracted,
+    known: Features | None,
+    located: dict[str, Any] | None,
+    *,
+    probe: bool,
+) -> Evaluation:
+    """All scores under one pooling; ``known`` are the features of train, where they were asked for."""
+    features, source = extracted.features[name], scene.cache.source
+    searched = joined(features, known) if scene.whole and known is not None else features
+    labels, tested = scene.labels(scene.gallery), scene.labels(scene.test)
+    queries = retrieval(searched, labels, ties=scene.ties)
+    scores: dict[str, Any] = {"retrieval": queries.summary()}
+    outcomes: dict[str, Outcome] = {}
+    if probe:
+        scores["linear"] = _probed(scene, name, features, known, outcomes)
+    votes: dict[int, NDArray[np.bool_]] = {}
+    if known is not None and scene.rules.knn:
+        votes = knn_hits(known, scene.labels(scene.train), features, tested, scene.rules.knn)
+        scores["knn"] = {str(k): {"top1": 100 * float(hit.mean())} for k, hit in votes.items()}
+    if located is not None:
+        scores["localization"] = located
+    if (supers := super_rows(source, searched, labels, queries, scene.ties)) is not None:
+        scores["super_categories"] = supers
+    scores["ci"] = score_intervals(queries, query_labels(labels), outcomes, votes)
+    scores["setting"] = {"pooling": name} | scene.facts() | provenance(scene.rules, source, outcomes)
+    hits = {f"linear_{percent}": outcome.hit1 for percent, outcome in outcomes.items()}
+    hits |= {f"knn_{k}": hit for k, hit in votes.items()}
+    classes = class_rows(source, labels, queries, tested, hits)
+    return Evaluation(scores, scene.cache, scene.test, extracted.only(name), name, queries, classes)
+
+
+def _probed(
+    scene: _Scene, name: AnyPooling, features: Features, known: Features | None, outcomes: dict[str, Outcome]
+) -> dict[str, Any]:
+    """The linear probe's scores by percent of the labels; ``outcomes`` are put beside them."""
+    rules, keep = scene.rules, outcomes.__setitem__
+    if rules.released:
+        task = Task(
+            scene.encoder,
+            scene.cache,
+            name,
+            scene.train,
+            scene.test,
+            features,
+            scene.parts,
+            epochs=rules.probe_epochs,
+            seed=rules.seed,
+        )
+        return released_probe(task, state=rules.state, progress=scene.progress, found=keep)
+    assert known is not None
+    return linear_probe(
+        known,
+        scene.labels(scene.train),
+        features,
+        scene.labels(scene.test),
+        fractions=tuple(scene.parts),
+        seed=rules.seed,
+        normalise=scene.unit,
+        progress=partial(_say, name) if scene.progress else None,
+        parts=scene.parts,
+        found=keep,
+    )
+
+
+def _by_class(test: NDArray[np.int64], source: ImageSource) -> NDArray[np.int64]:
+    """The labelled ones, class by class, as a folder of class folders lists them: batches are of look-alikes then."""
+    assert source.labels is not None
+    known = test[source.labels[test] >= 0]
+    return known[np.argsort(source.labels[known], kind="stable")]
+
+
+def _parts(
+    rules: Protocol,
+    source: ImageSource,
+    train: NDArray[np.int64],
+    fractions: Sequence[int],
+    limit_classes: int | None,
+) -> Parts:
+    """The train images of each label fraction, as places in ``train``."""
+    assert source.labels is not None
+    seed: int | None = rules.seed
+    if rules.labels is None:
+        parts = drawn_parts(source.labels[train], fractions, rules.seed)
+    else:
+        parts, seed = read_parts(rules.labels, source, train, fractions, limit_classes)
+    if rules.save_labels is not None:
+        write_parts(rules.save_labels, source, train, parts, seed)
+    return parts
 
 
 def _say(name: AnyPooling, text: str) -> None:
@@ -159,32 +281,6 @@ def _labelled_source(data: str | Path | ImageSource, limit_classes: int | None) 
             "own, or give a CSV list with the columns path,label. (Features without labels: finesight embed.)"
         )
     return source if limit_classes is None else source.first_classes(limit_classes)
-
-
-def _located(
-    extracted: Extracted,
-    cache: DecodedCache,
-    test: NDArray[np.int64],
-    resolution: int,
-    poolings: Sequence[AnyPooling],
-) -> dict[AnyPooling, dict[str, Any]]:
-    """Does each pooling look at the object? Not asked of an oracle, which is told."""
-    if not has_objects(cache.source):
-        return {}
-    asked = [name for name in poolings if name not in ORACLES]
-    by_mask = {
-        kind: localization(extracted.masks[kind], object_masks(cache, test, resolution))
-        for kind in {shown_mask(name) for name in asked}
-    }
-    return {name: _seen_by(name, by_mask[shown_mask(name)]) for name in asked}
-
-
-def _seen_by(name: AnyPooling, scores: dict[str, float | int]) -> dict[str, Any]:
-    """A plain average looks everywhere alike: as good as a blind guess."""
-    if mask_kind(name) is not None:
-        return scores | {"map": "attention"}
-    blind = scores["object_area"]
-    return scores | {"inside": blind, "pointing": blind, "map": "uniform"}
 
 
 def _probe_unit(encoder: Encoder) -> bool:

@@ -9,13 +9,15 @@ the same probe at the cost of as many dimensions as images; see ``RowSpace``. No
 """
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
+from finesight.evaluation.fractions import join, nested_fractions, shuffled_classes
 from finesight.evaluation.row_space import Rows, RowSpace
 from finesight.evaluation.wide import WIDE, Features, WideRows, row_lengths
 
@@ -31,21 +33,14 @@ FINALISTS = 3
 GRAM = 16_384  # images at most in a matrix of their inner products, which takes 2 GB then
 
 
-def nested_fractions(
-    labels: NDArray[np.int64], fractions: Sequence[float] = (1.0, 0.5, 0.2), seed: int = 0
-) -> dict[float, NDArray[np.int64]]:
-    """Ascending indices for each label fraction: drawn per class, rounded up, each inside every larger one.
+@dataclass(frozen=True, eq=False)
+class Outcome:
+    """What each labelled test image gave, in their order, and on how much of train the setting was chosen."""
 
-    A class's draw depends on the seed and its own label only, not on which other classes there are. Images
-    without a label (-1) are in no fraction.
-    """
-    if not all(0 < fraction <= 1 for fraction in fractions):
-        raise ValueError(f"label fractions must be above 0 and at most 1, not {tuple(fractions)}")
-    shuffled = _shuffled_classes(np.asarray(labels), seed)
-    return {
-        fraction: _join(order[: math.ceil(fraction * len(order) - 1e-9)] for order in shuffled)
-        for fraction in fractions
-    }
+    hit1: NDArray[np.bool_]
+    hit5: NDArray[np.bool_]
+    folds: int = 0
+    validation_images: int = 0  # over all folds, each of which is held out of the others
 
 
 def linear_probe(
@@ -60,35 +55,43 @@ def linear_probe(
     lrs: Sequence[float] = LEARNING_RATES,
     epochs: Sequence[int] = EPOCHS,
     progress: Callable[[str], None] | None = None,
+    parts: Mapping[int, NDArray[np.int64]] | None = None,
+    found: Callable[[str, Outcome], None] | None = None,
 ) -> dict[str, dict[str, float]]:
     """Top-1 and top-5 in percent on test for each percentage of the train labels, and the setting chosen.
 
     Unlabelled images (-1) are left out; test images of a class that train lacks count as wrong. ``normalise``
     gives each feature length 1; without it one common scale is taken out, so that the same learning rates
-    suit any network. ``progress`` is told in words what is being done.
+    suit any network. ``progress`` is told in words what is being done. ``parts`` has the train images of each
+    fraction; by default they are drawn (``nested_fractions``). ``found`` is told what each test image gave.
     """
+    place = np.cumsum(np.asarray(train_y) >= 0) - 1  # among the labelled
     train_x, train_y, norm = _labelled(train_x, train_y, "train")
     test_x, test_y, test_norm = _labelled(test_x, test_y, "test")
     classes = np.unique(train_y)
     _check_classes(classes, test_y)
     common = np.sqrt(np.mean(norm**2))
-    x, test = _divided(train_x, norm if normalise else common), _divided(test_x, test_norm if normalise else common)
+    x, test = divided(train_x, norm if normalise else common), divided(test_x, test_norm if normalise else common)
     y = torch.from_numpy(np.searchsorted(classes, train_y))
-    target = torch.from_numpy(_class_index(classes, test_y))
+    target = torch.from_numpy(class_index(classes, test_y))
 
     result = {}
-    parts = nested_fractions(train_y, [percent / 100 for percent in fractions], seed)
+    drawn = nested_fractions(train_y, [percent / 100 for percent in fractions], seed) if parts is None else {}
     for percent in fractions:
         say = _prefixed(progress, f"linear probe, {percent} % of the labels: ")
-        part = torch.from_numpy(parts[percent / 100])
+        part = torch.from_numpy(drawn[percent / 100] if parts is None else place[parts[percent]])
         own = x[part]
         span = _span(own, say)
         seen = own if span is None else span.rows
         lr, length = _choose(seen, y[part], len(classes), lrs, epochs, seed, say)
         say(f"fitting with learning rate {lr:g} for {length} epochs")
         weight = fit(seen, y[part], len(classes), [lr], length, seed)
-        top1, top5 = _accuracy(predict(weight if span is None else span.lift(weight), test)[0], target)
+        right = hits(predict(weight if span is None else span.lift(weight), test)[0], target)
+        top1, top5 = (100 * hit.double().mean().item() for hit in right)
         result[str(percent)] = {"top1": top1, "top5": top5, "lr": lr, "epochs": float(length)}
+        if found is not None:
+            folds = _folds(y[part].numpy(), seed)
+            found(str(percent), Outcome(right[0].numpy(), right[1].numpy(), len(folds), sum(map(len, folds))))
     return result
 
 
@@ -241,39 +244,34 @@ def _folds(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
 
     One where that is enough images to choose by, else as many as it takes, up to five.
     """
-    shuffled = [order for order in _shuffled_classes(labels, seed) if len(order) > 1]
+    shuffled = [order for order in shuffled_classes(labels, seed) if len(order) > 1]
     sizes = [max(1, round(VALIDATION * len(order))) for order in shuffled]
     count = min(FOLDS, math.ceil(ENOUGH / max(1, sum(sizes))))
     pairs = list(zip(shuffled, sizes, strict=True))
-    folds = [_join(order[n * size : (n + 1) * size] for order, size in pairs) for n in range(count)]
+    folds = [join(order[n * size : (n + 1) * size] for order, size in pairs) for n in range(count)]
     return [fold for fold in folds if len(fold)]
-
-
-def _shuffled_classes(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
-    return [
-        np.random.default_rng([seed, label]).permutation(np.flatnonzero(labels == label))
-        for label in np.unique(labels[labels >= 0]).tolist()
-    ]
-
-
-def _join(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-    return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
 
 def _accuracy(logits: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
     """Top-1 and top-5 in percent; (N, C), (N,)."""
+    first, fifth = hits(logits, y)
+    return 100 * first.double().mean().item(), 100 * fifth.double().mean().item()
+
+
+def hits(logits: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whether the class is the first, and whether it is among the first five. (N, C), (N,) -> (N,) each"""
     best = logits.topk(min(5, logits.shape[1]), dim=1)
     hit = (best.indices == y[:, None]) & best.values.isfinite()  # topk puts NaN first
-    return 100 * hit[:, 0].double().mean().item(), 100 * hit.any(dim=1).double().mean().item()
+    return hit[:, 0], hit.any(dim=1)
 
 
-def _class_index(classes: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
+def class_index(classes: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
     """Index into the sorted classes; -1 for a label that is not among them."""
     place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
     return np.where(classes[place] == labels, place, -1)
 
 
-def _divided(x: Features, by: NDArray[np.float64]) -> Rows:
+def divided(x: Features, by: NDArray[np.float64]) -> Rows:
     """Rows by their own length or by a common one; a zero vector stays zero."""
     divisor = np.broadcast_to(np.where(by > 0, by, 1.0), len(x))
     if x.shape[1] > WIDE:

@@ -1,13 +1,18 @@
 """Does the attention lie on the object? Measured where a data set has object masks or boxes."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import ArrayLike, NDArray
 from torch.nn.functional import interpolate
 
+from finesight.data.cache import DecodedCache
 from finesight.errors import FineSightError
+from finesight.evaluation.features import Extracted, has_objects, object_masks, shown_mask
+from finesight.nn.pooling import mask_kind
+from finesight.nn.pooling_config import ORACLES, AnyPooling
 
 ROUNDING = 1e-9  # pixels of a plateau differ by the rounding of their weights
 
@@ -75,3 +80,29 @@ def _upsample(attention: ArrayLike, size: tuple[int, ...]) -> NDArray[np.float64
     grown = interpolate(torch.from_numpy(heat)[None, None], size=size, mode="bilinear", align_corners=False)
     result: NDArray[np.float64] = grown[0, 0].numpy()
     return result
+
+
+def located_by(
+    extracted: Extracted,
+    cache: DecodedCache,
+    test: NDArray[np.int64],
+    resolution: int,
+    poolings: Sequence[AnyPooling],
+) -> dict[AnyPooling, dict[str, Any]]:
+    """Does each pooling look at the object? Not asked of an oracle, which is told."""
+    if not has_objects(cache.source):
+        return {}
+    asked = [name for name in poolings if name not in ORACLES]
+    by_mask = {
+        kind: localization(extracted.masks[kind], object_masks(cache, test, resolution))
+        for kind in {shown_mask(name) for name in asked}
+    }
+    return {name: _seen_by(name, by_mask[shown_mask(name)]) for name in asked}
+
+
+def _seen_by(name: AnyPooling, scores: dict[str, float | int]) -> dict[str, Any]:
+    """A plain average looks everywhere alike: as good as a blind guess."""
+    if mask_kind(name) is not None:
+        return scores | {"map": "attention"}
+    blind = scores["object_area"]
+    return scores | {"inside": blind, "pointing": blind, "map": "uniform"}

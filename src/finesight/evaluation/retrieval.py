@@ -10,7 +10,7 @@ themselves or twice so; they are rounded and compared by blocks of columns, whic
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from functools import partial
+from typing import Literal
 
 import numpy as np
 import torch
@@ -24,6 +24,7 @@ GALLERY_BYTES = 64 * 2**20  # the part of the gallery held in float64 at a time
 QUANTUM = 2.0**-24
 
 Compare = Callable[[NDArray[np.int64], torch.Tensor], None]  # fills (Q, N): chosen images by all
+Ties = Literal["first", "last"]  # which of equally similar images ranks before the others, by index
 
 
 @dataclass(frozen=True)
@@ -50,14 +51,17 @@ class RetrievalScores:
         }
 
 
-def retrieval(features: Features, labels: NDArray[np.int64], *, chunk: int | None = None) -> RetrievalScores:
+def retrieval(
+    features: Features, labels: NDArray[np.int64], *, chunk: int | None = None, ties: Ties = "first"
+) -> RetrievalScores:
     """Score features (N, D) as the paper does: each image queries all others by cosine.
 
     rank-k is a hit when any of the k nearest shares the class; AP is the mean, over all images of the class,
-    of k / (position of the k-th of them) in the full ranking. Equal similarities rank by image index. An
-    image alone in its class has nothing to find: it is counted in ``lone`` and stays in the gallery to be
-    found wrongly. Images without a label (-1) take no part. ``chunk`` queries are compared at a time; by
-    default as many as fit a fixed memory budget.
+    of k / (position of the k-th of them) in the full ranking. Equal similarities rank by image index, the last
+    first where ``ties`` says so (a sorted list read backwards, as in the released code). An image alone in its
+    class has nothing to find: it is counted in ``lone`` and stays in the gallery to be found wrongly. Images
+    without a label (-1) take no part. ``chunk`` queries are compared at a time; by default as many as fit a fixed
+    memory budget.
     """
     labels = np.asarray(labels)
     if labels.shape != (len(features),):
@@ -72,7 +76,7 @@ def retrieval(features: Features, labels: NDArray[np.int64], *, chunk: int | Non
     ap = np.empty(len(query), dtype=np.float64)
     for n, (image, scores) in enumerate(_rows(_comparison(features, labelled), len(labels), query, chunk)):
         same = members[int(labels[image])]
-        position = _positions(scores, same[same != image])  # (P,) ascending, from 1
+        position = _positions(scores, same[same != image], ties)  # (P,) ascending, from 1
         first[n] = position[0]
         ap[n] = np.mean(np.arange(1, len(position) + 1) / position)
     return RetrievalScores(
@@ -101,6 +105,27 @@ def neighbours(features: Features, queries: ArrayLike, k: int) -> tuple[NDArray[
         nearest[n] = np.argsort(-scores, kind="stable")[:k]
         cosine[n] = scores[nearest[n]]
     return nearest, cosine
+
+
+def cross_rows(queries: Features, gallery: Features) -> Iterator[NDArray[np.float64]]:
+    """Cosines of each query with every image of another set (N,), as exact as those within one.
+
+    They share one buffer: a row is good until the next is asked for.
+    """
+    chunk = max(1, min(len(queries), CHUNK_BYTES // (8 * max(1, len(gallery)))))
+    buffer = torch.empty(chunk, len(gallery), dtype=torch.float64)
+    if gallery.shape[1] > WIDE:
+        asked, searched = _scaled(queries), _scaled(gallery)
+        for start in range(0, len(queries), chunk):
+            rows = buffer[: len(queries) - start]
+            _wide_similarities((asked[0][start : start + chunk], asked[1][start : start + chunk]), searched, rows)
+            yield from rows.numpy()
+        return
+    known = _unit(np.asarray(gallery))
+    for start in range(0, len(queries), chunk):
+        rows = buffer[: len(queries) - start]
+        _similarities(_unit(np.asarray(queries[start : start + chunk])), known, out=rows)
+        yield from rows.numpy()
 
 
 def _percent(values: NDArray[np.bool_] | NDArray[np.float64]) -> float:
@@ -143,12 +168,18 @@ def _check_finite(values: NDArray[np.float64]) -> None:
 def _comparison(features: Features, kept: NDArray[np.bool_]) -> Compare:
     """Of the kept images among themselves."""
     if features.shape[1] > WIDE:
-        wide = WideRows.of(features)[kept]
-        length = row_lengths(wide)
-        _check_finite(length)
-        return partial(_wide_similarities, wide, torch.from_numpy(np.where(length > 0, length, 1.0)))
+        wide, length = _scaled(WideRows.of(features)[kept])
+        return lambda images, out: _wide_similarities((wide[images], length[images]), (wide, length), out)
     gallery = _unit(np.asarray(features)[kept])
     return lambda images, out: _similarities(gallery[images], gallery, out=out)
+
+
+def _scaled(features: Features) -> tuple[WideRows, torch.Tensor]:
+    """With what to divide each row by."""
+    wide = WideRows.of(features)
+    length = row_lengths(wide)
+    _check_finite(length)
+    return wide, torch.from_numpy(np.where(length > 0, length, 1.0))
 
 
 def _unit(features: NDArray[np.float32]) -> torch.Tensor:
@@ -189,17 +220,24 @@ def _similarities(queries: torch.Tensor, gallery: torch.Tensor, out: torch.Tenso
         torch.mm(queries, block.T, out=out[:, start : start + step])
 
 
-def _wide_similarities(features: WideRows, length: torch.Tensor, images: NDArray[np.int64], out: torch.Tensor) -> None:
-    """(N, D) -> (Q, N), exact."""
-    step = max(1, GALLERY_BYTES // (8 * len(features)))
+def _wide_similarities(
+    queries: tuple[WideRows, torch.Tensor], gallery: tuple[WideRows, torch.Tensor], out: torch.Tensor
+) -> None:
+    """(Q, D), (N, D) with the lengths of their rows -> (Q, N), exact."""
+    step = max(1, GALLERY_BYTES // (8 * max(1, len(gallery[0]))))
     out.zero_()
-    for start in range(0, features.shape[1], step):
-        block = features[:, start : start + step].tensor(torch.float64)  # (N, step)
-        block.div_(length[:, None]).div_(QUANTUM).round_().mul_(QUANTUM)
-        out.addmm_(block[images], block.T)
+    for start in range(0, gallery[0].shape[1], step):
+        columns = slice(start, start + step)
+        out.addmm_(_rounded(*queries, columns), _rounded(*gallery, columns).T)
 
 
-def _positions(scores: NDArray[np.float64], positives: NDArray[np.int64]) -> NDArray[np.int64]:
+def _rounded(features: WideRows, length: torch.Tensor, columns: slice) -> torch.Tensor:
+    """Some columns of the unit features, in multiples of 2⁻²⁴."""
+    block = features[:, columns].tensor(torch.float64)
+    return block.div_(length[:, None]).div_(QUANTUM).round_().mul_(QUANTUM)
+
+
+def _positions(scores: NDArray[np.float64], positives: NDArray[np.int64], ties: Ties = "first") -> NDArray[np.int64]:
     """Where the positives stand in the descending ranking, from 1, ascending.
 
     Sorting values is some ten times faster than a stable argsort, which is needed only if a positive ties.
@@ -210,5 +248,6 @@ def _positions(scores: NDArray[np.float64], positives: NDArray[np.int64]) -> NDA
     if (after - np.searchsorted(ascending, wanted, side="left") == 1).all():
         return np.sort(len(scores) - after + 1)
     position = np.empty(len(scores), dtype=np.int64)
-    position[np.argsort(-scores, kind="stable")] = np.arange(1, len(scores) + 1)
+    order = np.argsort(-scores, kind="stable") if ties == "first" else np.argsort(scores, kind="stable")[::-1]
+    position[order] = np.arange(1, len(scores) + 1)
     return np.sort(position[positives])

@@ -16,13 +16,16 @@ from finesight.config import flat
 from finesight.data.cache import DecodedCache
 from finesight.encoder import Encoder
 from finesight.evaluation.evaluate import Evaluation
+from finesight.evaluation.groups import as_csv
 from finesight.evaluation.retrieval import neighbours
+from finesight.evaluation.setting import setting_words
 from finesight.report.figures import RetrievalRow, attention_overlays, curves, projections, retrieval_rows
 from finesight.report.html import Section, build_report
 from finesight.training.metrics import metric_series
 from finesight.training.run import RunFolder
 
 PICTURES = 6
+RETRIEVAL = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP"}
 NEIGHBOURS = 7
 NAMES = {
     "loss": "total loss",
@@ -59,7 +62,7 @@ def write_run_report(run: RunFolder, encoder: Encoder, evaluation: Evaluation | 
     sections = [
         *([_scores(run, evaluation)] if evaluation is not None else []),
         _curves(run),
-        *([_searches(evaluation)] if evaluation is not None else []),
+        *([_searches(evaluation), *_group_sections(evaluation)] if evaluation is not None else []),
         *picture_sections(encoder, cache, shown),
         _skipped(run),
         Section("Settings", "What was run (config.yaml).", table=_settings(run)),
@@ -73,6 +76,8 @@ def record_evaluation(folder: Path, encoder: Encoder, evaluation: Evaluation) ->
     if not run.config_file.exists():  # an encoder folder on its own
         return
     run.evaluation.write_text(json.dumps(evaluation.scores, indent=2) + "\n")
+    table = as_csv(evaluation.classes)
+    run.classes.write_text(table, encoding="utf-8", errors="surrogateescape")
     write_run_report(run, encoder, evaluation, evaluation.cache)
 
 
@@ -144,23 +149,46 @@ def search_rows(evaluation: Evaluation, count: int = PICTURES) -> list[Retrieval
     return rows
 
 
-def score_table(rows: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
-    """One row a system, the scores people compare by, in percent."""
+def score_table(rows: Mapping[str, Mapping[str, Any]], *, intervals: bool = False) -> list[dict[str, object]]:
+    """One row a system, the scores people compare by, in percent; with their 95 % intervals in brackets if asked."""
     table = []
     for name, scores in rows.items():
-        found, where = scores["retrieval"], scores.get("localization")
-        row: dict[str, object] = {
-            "system": name,
-            "rank-1": found["rank1"],
-            "rank-5": found["rank5"],
-            "mAP": found["mAP"],
-        }
+        known = scores.get("ci", {}) if intervals else {}
+        row: dict[str, object] = {"system": name}
+        for metric, title in RETRIEVAL.items():
+            row[title] = _cell(scores["retrieval"][metric], known.get("retrieval", {}).get(metric))
         for percent, probe in scores.get("linear", {}).items():
-            row[f"linear {percent} %"] = probe["top1"]
-        if where is not None:
+            row[f"linear {percent} %"] = _cell(probe["top1"], known.get("linear", {}).get(percent, {}).get("top1"))
+            if "best_on_test" in probe:
+                row[f"best on test {percent} %"] = probe["best_on_test"]["top1"]
+        for k, vote in list(scores.get("knn", {}).items())[-1:]:
+            row[f"{k}-NN"] = _cell(vote["top1"], known.get("knn", {}).get(k, {}).get("top1"))
+        if (where := scores.get("localization")) is not None:
             row |= {"attention": where["inside"], "pointing": where["pointing"]}
         table.append(row)
     return table
+
+
+def _cell(score: float, interval: Sequence[float] | None) -> float | str:
+    return score if interval is None else f"{score:.1f} [{interval[0]:.1f}, {interval[1]:.1f}]"
+
+
+def super_table(scores: Mapping[str, Any]) -> list[dict[str, object]]:
+    """One row a super-category."""
+    titles = RETRIEVAL | {"rank1_own": "rank-1, own gallery", "mAP_own": "mAP, own gallery"}
+    return [{titles.get(key, key): value for key, value in row.items()} for row in scores["super_categories"]]
+
+
+def class_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
+    """One row a class, in the order given."""
+    named = {"test_images": "test images"} | RETRIEVAL
+
+    def title(key: str) -> str:
+        if key.startswith("linear_"):
+            return f"{key.replace('_', ' ')} %"
+        return f"{key.removeprefix('knn_')}-NN" if key.startswith("knn_") else named.get(key, key)
+
+    return [{title(key): value for key, value in row.items()} for row in rows]
 
 
 def _scores(run: RunFolder, evaluation: Evaluation) -> Section:
@@ -168,9 +196,24 @@ def _scores(run: RunFolder, evaluation: Evaluation) -> Section:
     text = (
         f"{found['queries']} images each search all others ({setting['pooling']} pooling, {setting['split']} split). "
         "rank-1: the nearest image is of the same class. linear: a classifier on frozen features, with that share of "
-        "the labels."
+        f"the labels. k-NN: a vote of the k nearest train images.\n\n{setting_words(evaluation.scores)}"
     )
-    return Section("Scores", text, table=score_table({run.root.name: evaluation.scores}))
+    return Section("Scores", text, table=score_table({run.root.name: evaluation.scores}, intervals=True))
+
+
+def _group_sections(evaluation: Evaluation) -> list[Section]:
+    """Scores by super-category, where the dataset has them, and by class."""
+    sections = []
+    if "super_categories" in evaluation.scores:
+        words = (
+            "Queries of each super-category. They search all images; under 'own gallery', those of their own "
+            "super-category only."
+        )
+        sections.append(Section("Super-categories", words, table=super_table(evaluation.scores)))
+    if evaluation.classes:
+        words = "The classes whose images find each other worst come first. Scores in percent."
+        sections.append(Section("Classes", words, table=class_table(evaluation.classes)))
+    return sections
 
 
 def _curves(run: RunFolder) -> Section:

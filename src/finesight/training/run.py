@@ -21,6 +21,8 @@ CONTENTS = (
     "skipped.csv",
     "report.html",
     "evaluation.json",
+    "evaluation-classes.csv",
+    "probe",
     "config.yaml",  # last: while it is there, what is left of the others is a run's
 )
 BEGINNINGS = (".lock", ".config.yaml.tmp")  # what a run killed at once leaves
@@ -40,6 +42,7 @@ class RunFolder:
         self.skipped = root / "skipped.csv"
         self.report = root / "report.html"
         self.evaluation = root / "evaluation.json"
+        self.classes = root / "evaluation-classes.csv"
 
     def enter(self, config: TrainConfig, *, restart: bool) -> None:
         """Make the locked folder ready: new, continued (same configuration) or, when asked, begun anew."""

@@ -1,10 +1,10 @@
-"""``finesight bench birds``: train and score every system of a profile on CUB-200-2011, seed by seed."""
+"""Train and score the systems of a bench on one dataset by one profile, seed by seed."""
 
 from __future__ import annotations
 
 import shlex
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,15 +12,16 @@ from typing import Any
 import torch
 
 from finesight import __version__, api
-from finesight.bench.cost import Cost, Work, estimate, refuse_what_does_not_fit
+from finesight.bench.cost import Cost, Work, estimate, refuse_what_does_not_fit, together
+from finesight.bench.datasets import CUB, Dataset, opened
 from finesight.bench.machine import Meter, Usage, commit, machine
-from finesight.bench.networks import changed, finished, settings, spent, trained
+from finesight.bench.networks import changed, finished, health, settings, spent, trained
 from finesight.bench.profiles import Profile
 from finesight.bench.results import ResultFiles
-from finesight.bench.systems import System, chosen, is_frozen
+from finesight.bench.systems import NETWORKS, SYSTEMS, System, chosen, is_frozen
 from finesight.config import RuntimeConfig, TrainConfig
 from finesight.console import console
-from finesight.data.sources import ImageSource, open_source
+from finesight.data.sources import ImageSource
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
@@ -30,7 +31,6 @@ from finesight.nn.pooling_config import AnyPooling
 from finesight.training.run import RunFolder
 from finesight.training.train import hold_out
 
-DATASET = "CUB-200-2011"
 FROZEN_SEED = 0  # a frozen network has one row, not one a seed
 
 
@@ -44,6 +44,8 @@ class Bench:
     runs: Path
     results: ResultFiles
     runtime: RuntimeConfig
+    dataset: Dataset = CUB
+    verb: str = "birds"  # the command that makes its rows
 
     def config(self, network: str, seed: int) -> TrainConfig:
         """Of a network's training; a frozen one sees the images as MoCo v2 does."""
@@ -53,7 +55,7 @@ class Bench:
     def settings(self, network: str) -> dict[str, Any]:
         """What the rows of a network depend on but the seed."""
         config = self.config(network, 0)
-        known = settings(config)
+        known = settings(config) | {"data": self.dataset.folder}
         if not is_frozen(network):
             return known
         seen = {key: value for key, value in known.items() if key.startswith("backbone.") or key == "limit_classes"}
@@ -71,8 +73,12 @@ class Bench:
     def command(self, system: str, seed: int) -> str:
         """What makes this row again; paths by their last part, as they differ from machine to machine."""
         weights = Path(self.weights).name
-        words = ["finesight", "bench", "birds", "--profile", self.profile.name, "--methods", system]
+        words = ["finesight", "bench", self.verb, "--profile", self.profile.name, "--methods", system]
         return shlex.join([*words, "--seeds", str(seed), "--data", self.data.absolute().name, "--weights", weights])
+
+    def source(self) -> ImageSource:
+        """All images of the dataset, or an error that says what was found in its place."""
+        return opened(self.dataset, self.data)
 
     def _branch_stands_apart(self) -> bool:
         lcr, moco = self.config("lcr", 0), self.config("moco-v2", 0)
@@ -93,6 +99,13 @@ class Plan:
         """Those that have no finished run yet."""
         return [key for key in self.rows if not is_frozen(key[0]) and not finished(bench.run(*key))]
 
+    def by_cost(self) -> dict[str, Plan]:
+        """In parts that cost alike, by the network that speaks for each: LCR's for MoCo v2's and its own."""
+        parts: dict[str, dict[tuple[str, int], dict[str, System]]] = {}
+        for (network, seed), systems in self.rows.items():
+            parts.setdefault("lcr" if network in NETWORKS else network, {})[network, seed] = systems
+        return {network: Plan(rows) for network, rows in parts.items()}
+
     def work(self, bench: Bench) -> Work:
         rows = self.rows.values()
         return Work(
@@ -103,12 +116,17 @@ class Plan:
         )
 
 
-def plan(bench: Bench, systems: Sequence[str] = (), seeds: Sequence[int] | None = None) -> Plan:
+def plan(
+    bench: Bench,
+    systems: Sequence[str] = (),
+    seeds: Sequence[int] | None = None,
+    among: Mapping[str, System] = SYSTEMS,
+) -> Plan:
     """Every row without a result. A frozen network has no seed: it is scored once, with seed 0 and as seed 0."""
     found = bench.results.read()
     rows: dict[tuple[str, int], dict[str, System]] = {}
     for seed in bench.profile.seeds if seeds is None else seeds:
-        for name, system in chosen(systems).items():
+        for name, system in chosen(systems, among).items():
             if is_frozen(system.network) and seed != FROZEN_SEED:
                 continue
             result = found.get(name, {}).get(seed)
@@ -120,10 +138,15 @@ def plan(bench: Bench, systems: Sequence[str] = (), seeds: Sequence[int] | None 
 
 
 def dry_run(bench: Bench, todo: Plan) -> Cost:
-    """Time, memory and disk, measured on one small step of the real network; refuses what cannot fit."""
-    source, classes = birds(bench.data), bench.profile.classes
+    """Time, memory and disk, measured on small steps of the real networks; refuses what cannot fit."""
+    source, classes = bench.source(), bench.profile.classes
     source = source if classes is None else source.first_classes(classes)
-    cost = estimate(bench.config("lcr", 0), source, todo.work(bench), bench.runtime.devices)
+    costs = {}
+    for network, part in todo.by_cost().items():
+        costs[network] = estimate(bench.config(network, 0), source, part.work(bench), bench.runtime.devices)
+        if len(todo.by_cost()) > 1:
+            console.print(f"{network}: {costs[network].words()}")
+    cost = together(list(costs.values()))
     console.print(cost.words())
     refuse_what_does_not_fit(cost, bench.runs, bench.runtime)
     return cost
@@ -131,7 +154,7 @@ def dry_run(bench: Bench, todo: Plan) -> Cost:
 
 def run(bench: Bench, todo: Plan) -> None:
     """Train and score what is missing; each row is written as soon as it is known."""
-    source = birds(bench.data)
+    source = bench.source()
     made = {"commit": commit(), "version": __version__, "machine": machine()}  # now: the source may change meanwhile
     for (network, seed), rows in todo.rows.items():
         console.rule(f"{network}, seed {seed}: {', '.join(rows)}")
@@ -152,14 +175,6 @@ def _run_network(
                 bench.results.write(name, seed, result, evaluation.queries)
 
     _evaluate(bench, source, encoder, rows, write)
-
-
-def birds(data: Path) -> ImageSource:
-    """CUB-200-2011, or an error that says what was found instead."""
-    source = open_source(data)
-    if source.kind != "cub":
-        raise FineSightError(f"The bench needs CUB_200_2011 in its official layout; this is {source.describe()}")
-    return source
 
 
 def _refuse_stale(bench: Bench, system: System, file: Path, result: dict[str, Any]) -> None:
@@ -209,7 +224,7 @@ def _result(bench: Bench, name: str, system: System, seed: int, evaluation: Eval
     config, scores = bench.config(system.network, seed), evaluation.scores
     images = {split: scores["setting"][f"{split}_images"] for split in ("train", "test")}
     return {
-        "dataset": DATASET,
+        "dataset": bench.dataset.name,
         "classes": bench.profile.classes or len(evaluation.cache.source.classes),
         "method": name,
         "network": system.network,
@@ -222,13 +237,16 @@ def _result(bench: Bench, name: str, system: System, seed: int, evaluation: Eval
         "linear": scores.get("linear"),
         "localization": scores.get("localization"),
         "images": images,
+        "health": None if is_frozen(system.network) else health(bench.run(system.network, seed)),
         "command": bench.command(name, seed),
     }
 
 
-def _queue(config: TrainConfig, images: int) -> int:
-    assert isinstance(config.objective, MoCoConfig)
-    return queue_size(config.objective, Data(len(hold_out(images, config)[0]), config.batch))
+def _queue(config: TrainConfig, images: int) -> int | None:
+    """None of an objective that has none."""
+    size = getattr(config.objective, "queue", None)
+    data = Data(len(hold_out(images, config)[0]), config.batch)
+    return None if size is None else queue_size(MoCoConfig(queue=size), data)
 
 
 def _cost(trained: Usage | None, scored: Usage) -> dict[str, Any]:
