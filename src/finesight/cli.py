@@ -17,7 +17,11 @@ from finesight.compare_command import compare
 from finesight.datasets_command import datasets_app
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluate_command import evaluate
+from finesight.explain_command import explain
+from finesight.export_command import export
+from finesight.index_command import index
 from finesight.options import DATA_HELP, CacheDir, Json, PoolingOption, Quiet, Workers
+from finesight.search_command import search
 from finesight.settings import assignments, parsed
 
 app = typer.Typer(
@@ -29,8 +33,8 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(datasets_app, name="datasets")
-app.command()(compare)
-app.command()(evaluate)
+for command in (compare, evaluate, explain, export, index, search):
+    app.command()(command)
 
 Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
 
