@@ -10,7 +10,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -20,10 +20,10 @@ import numpy as np
 
 from finesight.console import track
 from finesight.data.cache import cache_side, write_skipped
-from finesight.data.decode import UnreachableFile, os_reason, read_sized
+from finesight.data.decode import UnreachableFile, explained, os_reason, read_sized
 from finesight.data.duplicates import content_hash, groups, perceptual_hash
 from finesight.data.sources import ImageSource
-from finesight.errors import FineSightError, SkipImage
+from finesight.errors import SkipImage
 
 TINY = 64  # pixels of the short side
 DECODED = 64  # enough for a 32 px hash: a JPEG is decoded at up to 1/8
@@ -190,12 +190,8 @@ def write_report(report: CheckReport, folder: Path) -> None:
                 writer.writerows((number, i.path, i.kind, i.split or "", i.label or "") for i in group.images)
 
 
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FineSightError(f"cannot write into {folder}: {os_reason(error)}; give --out another folder") from error
+def _explained(folder: Path) -> AbstractContextManager[None]:
+    return explained(f"cannot write into {folder}", "give --out another folder")
 
 
 def _read_all(source: ImageSource, near: bool, workers: int, progress: bool) -> list[_Seen]:

@@ -15,7 +15,6 @@ import struct
 import uuid
 import zlib
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -26,7 +25,7 @@ from numpy.typing import NDArray
 
 from finesight.console import track
 from finesight.data.cifar_pickle import MAX_BYTES, read_pickle
-from finesight.data.decode import os_reason
+from finesight.data.decode import explained
 from finesight.data.duplicates import content_hash
 from finesight.data.sources import ImageSource
 from finesight.data.store import locked
@@ -231,7 +230,8 @@ def _read_facts(target: Path) -> _Facts | None:
 def _unpack(target: Path, facts: _Facts, records: Sequence[_Records], progress: bool) -> None:
     """Into a temporary folder that is renamed when complete: whatever kills this, no half of it is ever seen."""
     folder = target.parent
-    with _explained(folder):
+    elsewhere = "name another folder in the environment variable FINESIGHT_CACHE"
+    with explained(f"the images of CIFAR-100 cannot be unpacked into {folder}", elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, "unpacking CIFAR-100", progress):
             for left in folder.glob(f"{_TEMPORARY}*"):  # under the lock it has no living owner
@@ -260,17 +260,6 @@ def _write(folder: Path, facts: _Facts, records: Sequence[_Records], progress: b
     words = {"classes": facts.classes, "coarse": facts.coarse, "labels": facts.labels}
     (folder / _FACTS).write_text(json.dumps(words), "utf-8")
     os.sync()  # after a power cut a finished name must not stand for unwritten data
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FineSightError(
-            f"the images of CIFAR-100 cannot be unpacked into {folder}: {os_reason(error)}; "
-            "name another folder in the environment variable FINESIGHT_CACHE"
-        ) from error
 
 
 def _chunk(kind: bytes, content: bytes) -> bytes:

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import io
 import os
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from typing import IO
 
@@ -17,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
-from finesight.errors import SkipImage
+from finesight.errors import FineSightError, SkipImage
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
 MAX_PIXELS = 178_956_970  # twice Pillow's warning threshold: where Pillow itself refuses
@@ -190,3 +191,12 @@ def _damage(error: Exception) -> str:
 def os_reason(error: OSError) -> str:
     """What the file system said, e.g. "permission denied", without the path."""
     return error.strerror.lower() if error.strerror else _damage(error)
+
+
+@contextmanager
+def explained(what: str, instead: str) -> Iterator[None]:
+    """An error of the file system as one the user can act on: what cannot be done, why, and what to do instead."""
+    try:
+        yield
+    except OSError as error:
+        raise FineSightError(f"{what}: {os_reason(error)}; {instead}") from error

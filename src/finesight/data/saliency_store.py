@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from finesight.console import track
-from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, os_reason, read_mask, to_rgb
+from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, explained, os_reason, read_mask, to_rgb
 from finesight.data.sources import SUFFIX_TEXT, ImageSource
 from finesight.data.store import locked
 from finesight.errors import FineSightError, SkipImage
@@ -39,7 +39,7 @@ def kept(
 ) -> NDArray[np.uint8]:
     """(N, side, side): the maps of these sorted, different keys; what no shard has is computed and kept."""
     maps = np.zeros((len(keys), side, side), np.uint8)
-    with _explained(folder):
+    with explained(f"the saliency cache {folder} cannot be used", "choose another folder with --cache-dir"):
         missing, _ = _recall(folder, keys, maps)
         if len(missing):
             folder.mkdir(parents=True, exist_ok=True)
@@ -111,16 +111,6 @@ def _remove(files: list[Path]) -> None:
     for file in files:
         with suppress(OSError):
             file.unlink()
-
-
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FineSightError(
-            f"the saliency cache {folder} cannot be used: {os_reason(error)}; choose another folder with --cache-dir"
-        ) from error
 
 
 # --- mask pictures ------------------------------------------------------------------------------------

@@ -18,7 +18,7 @@ import zipfile
 from collections import deque
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from finesight.data.decode import UnreachableFile, os_reason
+from finesight.data.decode import UnreachableFile, explained, os_reason
 from finesight.data.geometry import read_cached
 from finesight.errors import FineSightError, SkipImage
 
@@ -109,13 +109,8 @@ def add_images(folder: Path, jobs: Sequence[Job], side: int, workers: int, progr
             return _build(folder, missing, side, workers, progress)
 
 
-@contextmanager
-def _explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        reason = os_reason(error)
-        raise FineSightError(f"the decoded cache {folder} cannot be used: {reason}; {_ELSEWHERE}") from error
+def _explained(folder: Path) -> AbstractContextManager[None]:
+    return explained(f"the decoded cache {folder} cannot be used", _ELSEWHERE)
 
 
 def _require_space(folder: Path, images: int, side: int) -> None:

@@ -22,7 +22,7 @@ from finesight.search import structures
 from finesight.search.base import Floats, Ids, Index, IndexMeta, Item, Known, NewItems
 from finesight.search.catalogue import Catalogue, Changes, State, Structure
 from finesight.search.fitting import EXACT_NUMBERS, GRAPH_BYTES, RECALL, fitted
-from finesight.search.folder import ENCODER, ITEMS, explained, make_folder, only_writer, read_meta, sync
+from finesight.search.folder import ENCODER, ITEMS, make_folder, only_writer, read_meta, sync, writing
 from finesight.search.snapshot import Snapshot
 
 MOST_DEAD = 0.2  # share of rows that are nobody's, from which the files are written anew
@@ -174,7 +174,7 @@ class FaissIndex(Index):
                 raise ValueError(f"{len(items)} items but {space} vectors {batch.vectors[space].shape}")
         if not items:
             return
-        with explained(self.folder):
+        with writing(self.folder):
             self._enter()
             state = self._catalogue.state()
             for space in self.meta.spaces:
@@ -185,13 +185,13 @@ class FaissIndex(Index):
         self._catalogue.add(items)
 
     def remove(self, ids: Ids) -> None:
-        with explained(self.folder):
+        with writing(self.folder):
             self._enter()
         self._catalogue.remove(np.asarray(ids, np.int64))
 
     def finish(self) -> None:
         """Lets go of the folder too: another process may write to it from then on."""
-        with explained(self.folder):
+        with writing(self.folder):
             self._enter()
             now = self._now()
             if now.state.rows - now.count > MOST_DEAD * now.state.rows:

@@ -5,13 +5,13 @@ from __future__ import annotations
 import fcntl
 import os
 import shutil
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import IO
 
 from pydantic import ValidationError
 
+from finesight.data.decode import explained
 from finesight.errors import FineSightError
 from finesight.search.base import IndexMeta
 from finesight.search.catalogue import Catalogue
@@ -23,7 +23,7 @@ FORMAT = 1
 def make_folder(folder: Path, meta: IndexMeta, encoder: Path) -> None:
     """An empty index with a copy of its encoder; ``index.json``, written last, makes it one."""
     _refuse_foreign(folder)
-    with explained(folder):
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         with only_writer(folder):
             if (folder / META).exists():
@@ -66,12 +66,8 @@ def sync(file: IO[bytes]) -> None:
     os.fsync(file.fileno())
 
 
-@contextmanager
-def explained(folder: Path) -> Iterator[None]:
-    try:
-        yield
-    except OSError as error:
-        raise FineSightError(f"The index {folder} cannot be written: {error.strerror or error}.") from error
+def writing(folder: Path) -> AbstractContextManager[None]:
+    return explained(f"The index {folder} cannot be written", "make room, or give --index another folder")
 
 
 def _refuse_foreign(folder: Path) -> None:
