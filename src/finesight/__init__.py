@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from finesight.api import evaluate, load, train
     from finesight.encoder import Encoder
     from finesight.errors import FineSightError
+    from finesight.explain.explainer import Explainer
     from finesight.search.api import open_index, search_images
 
 __version__ = "0.1.0"
 __all__ = [
     "Encoder",
+    "Explainer",
     "FineSightError",
     "__version__",
     "evaluate",
@@ -31,6 +33,7 @@ __all__ = [
 
 _HOMES = {
     "Encoder": "finesight.encoder",
+    "Explainer": "finesight.explain.explainer",
     "FineSightError": "finesight.errors",
     "evaluate": "finesight.api",
     "load": "finesight.api",

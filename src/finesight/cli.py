@@ -22,7 +22,9 @@ from finesight.export_command import export
 from finesight.index_command import index
 from finesight.options import DATA_HELP, CacheDir, Json, PoolingOption, Quiet, Workers
 from finesight.search_command import search
+from finesight.serve_command import serve
 from finesight.settings import assignments, parsed
+from finesight.up_command import up
 
 app = typer.Typer(
     name="finesight",
@@ -33,7 +35,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(datasets_app, name="datasets")
-for command in (compare, evaluate, explain, export, index, search):
+for command in (compare, evaluate, explain, export, index, search, serve, up):
     app.command()(command)
 
 Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
