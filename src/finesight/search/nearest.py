@@ -43,7 +43,7 @@ def ranked(query: Floats, rows: Ids, vectors: Floats, ids: Ids, k: int) -> tuple
 
     In double precision and row by row: equal vectors have equal scores wherever they lie.
     """
-    wide = query.astype(np.float64)
+    wide, rows = query.astype(np.float64), _likely(query, rows, vectors, k)
     scores = np.empty(len(rows), np.float32)
     for start in range(0, len(rows), ROWS):
         part = rows[start : start + ROWS]
@@ -54,3 +54,11 @@ def ranked(query: Floats, rows: Ids, vectors: Floats, ids: Ids, k: int) -> tuple
     best_scores[: len(order)] = np.minimum(scores[order], 1)
     best_ids[: len(order)] = found[order]
     return best_scores, best_ids
+
+
+def _likely(query: Floats, rows: Ids, vectors: Floats, k: int) -> Ids:
+    """Those of ``rows`` that may be among the k best, by products in single precision: several times as quick."""
+    if len(rows) <= 2 * k:
+        return rows
+    scores = [vectors[rows[start : start + ROWS]] @ query for start in range(0, len(rows), ROWS)]
+    return rows[_best(np.concatenate(scores), k)]
