@@ -1,0 +1,96 @@
+"""The pictures of the page in docs/img, taken anew from a server that is running.
+
+finesight serve runs/birds/index &
+python docs/screenshots.py http://127.0.0.1:8000/ a-bird.jpg --out docs/img
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from PIL import Image
+from playwright.sync_api import Browser, Page, sync_playwright
+
+DESK = {"width": 1280, "height": 860}
+PHONE = {"width": 390, "height": 780}
+
+
+@contextmanager
+def opened(browser: Browser, url: str, photo: Path | None, **options: object) -> Iterator[Page]:
+    """The page, with the hits of the photo if one is given."""
+    context = browser.new_context(**{"viewport": DESK, **options})  # type: ignore[arg-type]
+    page = context.new_page()
+    page.goto(url)
+    if photo is not None:
+        page.set_input_files("#file", photo)
+        page.wait_for_selector("#hits .card")
+    yield page
+    context.close()
+
+
+def keep(page: Page, file: Path) -> None:
+    """As WebP: a PNG of photos would take ten times the space."""
+    page.wait_for_load_state("networkidle")
+    page.mouse.move(2, 2)
+    page.wait_for_timeout(700)  # pictures fade in
+    Image.open(io.BytesIO(page.screenshot())).convert("RGB").save(file, "WEBP", quality=84, method=6)
+    print(file, f"{file.stat().st_size / 1000:.0f} kB")
+
+
+def draw_box(page: Page, box: tuple[float, float, float, float]) -> None:
+    area = page.locator("#query .frame").bounding_box()
+    assert area is not None
+    x, y, width, height = box
+    page.mouse.move(area["x"] + x * area["width"], area["y"] + y * area["height"])
+    page.mouse.down()
+    page.mouse.move(area["x"] + (x + width) * area["width"], area["y"] + (y + height) * area["height"], steps=5)
+    page.mouse.up()
+    page.wait_for_timeout(1500)
+
+
+def take(browser: Browser, url: str, photo: Path, out: Path, box: tuple[float, float, float, float]) -> None:
+    with opened(browser, url, photo) as page:
+        page.locator("#overlay-on").check()
+        keep(page, out / "search-results.webp")
+        page.locator("#overlay-on").uncheck()
+        page.locator("#hits .why").nth(1).click()
+        page.wait_for_selector(".part")
+        keep(page, out / "search-why.webp")
+        page.keyboard.press("Escape")
+        draw_box(page, box)
+        keep(page, out / "search-part.webp")
+    with opened(browser, url, photo, color_scheme="dark") as page:
+        page.locator("#query-pin").click()
+        for number in (0, 2, 4):
+            page.locator("#hits .pin").nth(number).click()
+        page.locator("#compare-open").click()
+        page.locator("#compare-on").check()
+        keep(page, out / "search-compare.webp")
+    with opened(browser, f"{url}?view=groups&count=24", None) as page:
+        page.wait_for_selector(".group", timeout=120_000)
+        keep(page, out / "search-groups.webp")
+    with opened(browser, url, photo, viewport=PHONE, device_scale_factor=1.5, has_touch=True, is_mobile=True) as page:
+        page.locator("#overlay-on").check()
+        keep(page, out / "search-phone.webp")
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("url")
+    parser.add_argument("photo", type=Path)
+    parser.add_argument("--out", type=Path, default=Path(__file__).parent / "img")
+    parser.add_argument("--box", type=float, nargs=4, default=(0.3, 0.2, 0.3, 0.3), help="x y width height, as shares")
+    given = parser.parse_args()
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
+        take(browser, given.url, given.photo, given.out, tuple(given.box))
+        browser.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,25 @@
+// A selection as a file that spreadsheets open.
+
+import { el } from "./dom.js";
+
+/** Quoted where needed. A text that a spreadsheet would run as a formula gets an apostrophe before it. */
+export function cell(value) {
+  if (typeof value === "number") return String(value);
+  const text = /^[=+\-@\t\r\n]/.test(value) ? `'${value}` : value;
+  return /[",\r\n]|^\s|\s$/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
+}
+
+export function table(items) {
+  const score = (item) => (item.score === undefined ? "" : Number(item.score.toFixed(6)));
+  const rows = items.map((item) => [item.path ?? item.name, score(item), item.id]);
+  return [["path", "score", "id"], ...rows].map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
+}
+
+export function save(items, name = "finesight.csv") {
+  const address = URL.createObjectURL(new Blob(["\uFEFF", table(items)], { type: "text/csv;charset=utf-8" }));
+  const link = el("a", { href: address, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}

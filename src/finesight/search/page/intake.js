@@ -1,0 +1,36 @@
+// Photos that are dropped, pasted or chosen.
+
+import { $, $$, show } from "./dom.js";
+
+/** `take(file)` gets one photo; `refuse(words)` says why there is none. */
+export function begin(take, refuse) {
+  const one = (files) => {
+    if (files.length > 1) refuse("One photo at a time, please.");
+    else if (files.length === 1) take(files[0]);
+  };
+  const chooser = $("#file");
+  for (const button of $$("[data-choose]")) button.addEventListener("click", () => chooser.click());
+  chooser.addEventListener("change", () => { one(chooser.files); chooser.value = ""; });
+
+  let inside = 0;  // elements entered and not left
+  const hide = () => { inside = 0; show($("#dropping"), false); };
+  document.addEventListener("dragenter", (event) => {
+    event.preventDefault();
+    if (!event.dataTransfer?.types.includes("Files")) return;
+    inside += 1;
+    show($("#dropping"));
+  });
+  document.addEventListener("dragover", (event) => event.preventDefault());
+  document.addEventListener("dragleave", () => { inside -= 1; if (inside <= 0) hide(); });
+  document.addEventListener("drop", (event) => {
+    event.preventDefault();  // or the browser would leave this page for the photo
+    hide();
+    if (event.dataTransfer.files.length) one(event.dataTransfer.files);
+    else refuse("Only a file can be dropped. Save the picture first, or copy and paste it.");
+  });
+  document.addEventListener("paste", (event) => {
+    const files = [...(event.clipboardData?.files ?? [])];
+    if (files.length) { event.preventDefault(); one(files); }
+    else if (!event.target.closest?.("input, textarea")) refuse("There is no picture in the clipboard.");
+  });
+}

@@ -1,0 +1,195 @@
+// The search itself: what is asked, the query on the left, the hits on the right.
+
+import { ask } from "./api.js";
+import { BoxTool, format, parse } from "./box.js";
+import { $, el, later, pictures, say, show } from "./dom.js";
+import { Grid } from "./grid.js";
+import { paint } from "./heat.js";
+import { frame } from "./picture.js";
+import { FRESH, go, marks, place } from "./state.js";
+import { clearProblem, problem, waiting } from "./status.js";
+
+const SPACES = {
+  average: ["Whole picture", "Every part counts the same"],
+  energy: ["Strongest parts", "Where the network answers most"],
+  rationale: ["Key parts", "What the network has learned to look at"],
+};
+export const hits = new Grid($("#hits"), { why: true });
+export let query = null;  // of the last answer, as an item that can be pinned
+let shown = "";  // the question of that answer
+
+let running = null, tool = null, canvas = null, spaces = [];
+
+function options() {
+  const { k, by, box, diversity, min } = place;
+  return { k, by, box, diversity: diversity || "", min_score: min > 0 ? min : "" };
+}
+
+function bodyOf(file) {
+  const body = new FormData();
+  for (const [name, value] of Object.entries({ ...options(), box: "" })) if (value !== "") body.append(name, value);
+  body.append("file", file, file.name || "pasted picture");
+  return body;
+}
+
+/** By a photo that was given, or by what the address says. */
+export async function search({ file = null } = {}) {
+  running?.abort();
+  const mine = running = new AbortController();
+  clearProblem();
+  busy(true, file);
+  const common = { signal: mine.signal, onwait: waiting };
+  try {
+    const answer = file
+      ? await ask("search", { ...common, body: bodyOf(file) })
+      : await ask("search", { ...common, params: { query: place.q, ...options() } });
+    if (mine !== running) return;
+    if (file) go({ ...FRESH, q: answer.query.id });
+    clearProblem();
+    present(answer);
+  } catch (error) {
+    if (mine.signal.aborted) return;
+    problem(error, () => search({ file }));
+    const stays = query !== null && query.id === place.q;  // what was found before
+    show($("#found"), stays);
+    show($("#welcome"), !stays);
+    if (stays) title();
+  } finally {
+    if (mine === running) busy(false);
+  }
+}
+
+export function stop() { running?.abort(); busy(false); }
+
+function busy(wanted, file = null) {
+  $("#found").setAttribute("aria-busy", wanted);
+  document.body.classList.toggle("looking", wanted);
+  if (!wanted) return;
+  if (file || !query) $("#found-title").textContent = "Looking…";
+  say("Looking…");
+}
+
+function present(answer) {
+  const fresh = answer.query.id !== query?.id;
+  const inPanel = $("#panel").contains(document.activeElement);
+  shown = question();
+  query = { ...answer.query, path: answer.query.path ?? answer.query.name };
+  showQuery(fresh);
+  hits.show(answer.hits);
+  show($("#welcome"), false);
+  show($("#found"));
+  const count = answer.hits.length;
+  title();
+  $("#none").textContent = place.min > 0
+    ? `No picture scores ${place.min.toFixed(2)} or more. Lower the smallest score.`
+    : "There is no other picture in the index yet.";
+  show($("#none"), !count);
+  chosen(answer.by);
+  document.title = `${query.name} · FineSight`;
+  say(count ? `${pictures(count)} found. The best scores ${answer.hits[0].score.toFixed(2)}.` : "Nothing found.");
+  if (fresh) window.scrollTo({ top: 0 });
+  if (fresh && !inPanel) hits.focus();
+}
+
+function title() {
+  const count = hits.items.length, part = place.box ? "a part of " : "";
+  $("#found-title").textContent = count ? `${pictures(count)} most like ${part}this one` : "Nothing is alike enough";
+}
+
+function showQuery(fresh) {
+  if (fresh || !tool) {
+    const made = frame(query);
+    canvas = made.canvas;
+    $("#query").replaceChildren(made.node);
+    tool = new BoxTool(made.node, boxed);
+  }
+  if (!tool.drag) tool.put(place.box ? parse(place.box) : null);
+  paint(canvas, query, query.view, query.mask);
+  $("#query-name").textContent = query.name;
+  boxButtons();
+  markQuery();
+}
+
+const soon = later(300, () => search());
+
+function boxed(box) {
+  const text = format(box);
+  go({ box: text }, { replace: Boolean(text && place.box) });
+  boxButtons();
+  soon();
+}
+
+function boxButtons() {
+  const there = Boolean(tool?.value);
+  show($("#box-clear"), there);
+  show($("#box-add"), !there);
+  $("#box-hint").classList.toggle("free", !there);
+  $("#box-hint").textContent = there
+    ? "Only the part in the box is compared. Drag it, or its corners."
+    : "Or draw a box on the picture: only that part is compared.";
+}
+
+export const beginBox = () => tool?.begin();
+
+function markQuery() {
+  const there = query !== null && marks.pinned(query.id);
+  $("#query-pin").setAttribute("aria-pressed", there);
+  $("#query-pin").textContent = there ? "Pinned" : "Pin";
+}
+
+/** The choice "compare by", from what the index holds. */
+export function offer(found) {
+  if (found.join() === spaces.join()) return;
+  spaces = found;
+  $("#by div").replaceChildren(...found.map((space, index) => {
+    const [label, hint] = SPACES[space.split("-")[0]] ?? [space, ""];
+    const choose = () => { go({ by: index ? space : "" }); search(); };
+    const input = el("input", { type: "radio", name: "by", value: space, onchange: choose });
+    return el("label", { title: hint }, input, el("span", { text: label }));
+  }));
+  show($("#by"), found.length > 1);
+  chosen(place.by || found[0]);
+}
+
+function chosen(by) { for (const input of document.querySelectorAll('#by input')) input.checked = input.value === by; }
+
+function controls() {
+  $("#k").value = [...$("#k").options].some((option) => Number(option.value) === place.k) ? place.k : 24;
+  $("#min").value = place.min;
+  $("#diversity").value = place.diversity;
+  words();
+}
+
+function words() {
+  const [min, diversity] = [Number($("#min").value), Number($("#diversity").value)];
+  $("#min-out").textContent = min > 0 ? min.toFixed(2) : "any";
+  $("#diversity-out").textContent = diversity > 0 ? diversity.toFixed(1) : "none";
+}
+
+/** The address has changed. */
+export function arrive() {
+  controls();
+  if (query !== null) show($("#found"));
+  if (query === null || question() !== shown) search();
+}
+
+function question() {
+  const { q, by, box, k, min, diversity } = place;
+  return JSON.stringify([q, by, box, k, min, diversity]);
+}
+
+export function begin() {
+  const value = (name) => Number($(`#${name}`).value);
+  const changed = later(250, () => {
+    go({ k: value("k"), min: value("min"), diversity: value("diversity") }, { replace: true });
+    search();
+  });
+  for (const name of ["k", "min", "diversity"]) $(`#${name}`).addEventListener("input", () => { words(); changed(); });
+  $("#box-add").addEventListener("click", beginBox);
+  $("#box-clear").addEventListener("click", () => { tool.set(null); $("#box-add").focus(); });
+  $("#query-pin").addEventListener("click", (event) => {
+    event.target.dispatchEvent(new CustomEvent("act", { bubbles: true, detail: { action: "pin", item: query } }));
+  });
+  $("#more").open = matchMedia("(min-width: 900px)").matches;
+  marks.addEventListener("change", markQuery);
+}

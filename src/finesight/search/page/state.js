@@ -1,0 +1,81 @@
+// What the address says, what is pinned and selected, and how strongly attention is shown.
+
+import { kept } from "./dom.js";
+
+export const MOST_PINS = 4;
+const START = {
+  view: "search", q: "", by: "", box: "", k: 24, min: 0, diversity: 0, text: "", method: "kmeans", count: "", group: "",
+};
+
+/** Where we are: the address bar, taken apart. */
+export const place = { ...START };
+
+export function readPlace() {
+  const given = new URLSearchParams(location.search);
+  for (const [name, value] of Object.entries(START)) {
+    const text = given.get(name);
+    place[name] = text === null ? value : typeof value === "number" ? Number(text) || value : text;
+  }
+}
+
+export function addressOf(changes) {
+  const wanted = { ...place, ...changes };
+  const pairs = Object.entries(wanted).filter(([name, value]) => value !== START[name]);
+  return pairs.length ? `?${new URLSearchParams(pairs)}` : "./";
+}
+
+/** Change it, with a step in the history unless `replace`. */
+export function go(changes, { replace = false } = {}) {
+  const address = addressOf(changes);
+  Object.assign(place, changes);
+  if (replace) history.replaceState(null, "", address);
+  else if (address !== (location.search || "./")) history.pushState(null, "", address);
+}
+
+/** Settings that belong to one search and not to the next. */
+export const FRESH = { view: "search", box: "", group: "", text: "" };
+
+class Marks extends EventTarget {
+  pins = [];  // items, and what is known of their masks
+  selected = new Map();  // id -> item
+
+  pinned(id) { return this.pins.some((item) => item.id === id); }
+
+  /** False when there is no room for another. */
+  pin(item) {
+    if (this.pinned(item.id)) this.pins = this.pins.filter((other) => other.id !== item.id);
+    else if (this.pins.length < MOST_PINS) this.pins = [...this.pins, item];
+    else return false;
+    this.tell();
+    return true;
+  }
+
+  select(item) {
+    if (!this.selected.delete(item.id)) this.selected.set(item.id, item);
+    this.tell();
+  }
+
+  selectAll(items) { items.forEach((item) => this.selected.set(item.id, item)); this.tell(); }
+
+  clear() { this.selected.clear(); this.tell(); }
+  tell() { this.dispatchEvent(new Event("change")); }
+}
+
+export const marks = new Marks();
+
+class Overlay extends EventTarget {
+  on = kept.get("overlay") === "on";
+  strength = Math.min(100, Math.max(5, Number(kept.get("overlay-strength")) || 70));
+
+  set({ on = this.on, strength = this.strength }) {
+    Object.assign(this, { on, strength });
+    kept.set("overlay", on ? "on" : "off");
+    kept.set("overlay-strength", strength);
+    this.apply();
+    this.dispatchEvent(new Event("change"));
+  }
+
+  apply() { document.documentElement.style.setProperty("--heat", this.on ? this.strength / 100 : 0); }
+}
+
+export const overlay = new Overlay();

@@ -1,0 +1,96 @@
+// How the server is: what went wrong, and how far the index is built.
+
+import { ask } from "./api.js";
+import { $, number, pictures, say, show } from "./dom.js";
+
+const PHASES = { listing: "Looking for pictures…", finishing: "Making the search fast…" };
+const BUILDING = 1000, ALONE = 20_000, GONE = 3000;  // milliseconds between two questions
+
+const READY = 10_000;  // that long it is said that the index is ready, unless there is something to click
+
+let again = null, gone = false, told = null, ready = false;
+export let health = null;
+
+/** An error in words; `retry` is offered where trying again may help. */
+export function problem(error, retry = null) {
+  if (error?.status === undefined) console.error(error);
+  again = error.passing ? retry : null;
+  const ours = error?.status !== undefined;
+  $("#alert-words").textContent = ours ? error.message : "Something went wrong in this page. Load it again.";
+  show($("#alert-retry"), again !== null);
+  show($("#alert"));
+  $("#alert").classList.remove("mild");
+}
+
+/** The server is asked again after so long; 0 when it has answered. */
+export function waiting(seconds) {
+  if (!seconds) { clearProblem(); return; }
+  $("#alert-words").textContent = `The server is busy. Asking again in ${Math.ceil(seconds)} s…`;
+  show($("#alert-retry"), false);
+  show($("#alert"));
+  $("#alert").classList.add("mild");
+}
+
+export function clearProblem() { again = null; show($("#alert"), false); }
+
+/** Poll for ever. `changed(health, before)` hears of every answer. */
+export function watch(changed) {
+  let timer = 0;
+  const look = async () => {
+    clearTimeout(timer);
+    try {
+      const before = health;
+      health = await ask("health");
+      if (gone) { gone = false; if (told) { clearProblem(); say("The server answers again."); } told = null; }
+      present(before);
+      changed(health, before);
+    } catch (error) {
+      if (!gone) problem(told = error, look);
+      gone = true;
+    }
+    timer = setTimeout(look, gone ? GONE : health?.status === "building" ? BUILDING : ALONE);
+  };
+  document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
+  $("#alert-retry").addEventListener("click", () => { const work = again; clearProblem(); work?.(); });
+  $("#alert-close").addEventListener("click", clearProblem);
+  return look();
+}
+
+/** What was said of a finished index. */
+export function dismiss() {
+  ready = false;
+  if (health?.status !== "building" && !health?.problem) show($("#building"), false);
+}
+
+function finished() {
+  ready = true;
+  say(`The index is ready: ${pictures(health.items)}.`);
+  setTimeout(() => { if ($("#building-again").hidden) dismiss(); }, READY);
+}
+
+function present(before) {
+  $("#count").textContent = pictures(health.items);
+  const { progress } = health;
+  const building = health.status === "building";
+  if (before?.status === "building" && !building && !health.problem) finished();
+  if (building) ready = false;
+  show($("#building"), building || ready || Boolean(health.problem));
+  $("#building").classList.toggle("problem", Boolean(health.problem));
+  show($("#building-bar"), building);
+  show($("#building-more"), building && health.items > 0);
+  if (building) {
+    const counted = progress.phase === "embedding" && progress.total > 0;
+    $("#building-words").textContent = counted
+      ? `Adding pictures: ${number(progress.done)} of ${number(progress.total)}.`
+      : PHASES[progress.phase] ?? "Building the index…";
+    if (counted) { $("#building-bar").max = progress.total; $("#building-bar").value = progress.done; }
+    else $("#building-bar").removeAttribute("value");
+  } else if (health.problem) {
+    $("#building-words").textContent = health.problem;
+  } else if (ready) {
+    $("#building-words").textContent = `The index is ready: ${pictures(health.items)}.`;
+  }
+  const { method, resolution, pooling } = health.encoder;
+  const network = `${method}, ${pooling}, ${resolution} px`;
+  $("#about").textContent = `FineSight ${health.version} · ${pictures(health.items)} · ${network}`;
+}
