@@ -13,6 +13,7 @@ import typer
 
 from finesight import __version__
 from finesight.bench.command import bench_app
+from finesight.clusters_command import clusters, duplicates
 from finesight.compare_command import compare
 from finesight.datasets_command import datasets_app
 from finesight.errors import FineSightError, Interrupted
@@ -35,7 +36,7 @@ app = typer.Typer(
 )
 app.add_typer(bench_app, name="bench")
 app.add_typer(datasets_app, name="datasets")
-for command in (compare, evaluate, explain, export, index, search, serve, up):
+for command in (clusters, compare, duplicates, evaluate, explain, export, index, search, serve, up):
     app.command()(command)
 
 Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]

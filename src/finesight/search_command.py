@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from finesight.search.searcher import Answer
 
 EngineName = StrEnum("EngineName", {"torch": "torch", "onnx": "onnx"})
+Run = Annotated[
+    Path | None, typer.Option(help="A copy of the run that made the index if the encoder is not where it was (Milvus).")
+]
 
 
 def search(
@@ -33,6 +36,7 @@ def search(
     min_score: Annotated[float | None, typer.Option(help="No hit with a lower cosine.")] = None,
     engine: Annotated[EngineName, typer.Option(help="What sees the queries; onnx needs no torch.")] = EngineName.torch,
     model: Annotated[Path | None, typer.Option(help="With onnx: the exported file, if not beside the index.")] = None,
+    run: Run = None,
     as_json: Json = False,
 ) -> None:
     """Find the images of an index that look most like a picture."""
@@ -43,11 +47,13 @@ def search(
 
     if model is not None and engine != EngineName.onnx:
         raise FineSightError("--model is for --engine onnx: torch uses the encoder kept with the index.")
+    if run is not None and engine == EngineName.onnx:
+        raise FineSightError("--run is for --engine torch: give onnx the exported file by --model.")
     part = None if box is None else parsed_box(box)
     with closing(open_index(where)) as index:
         if not len(index):
             raise FineSightError(f"The index {where} is empty: add images with `finesight index`.")
-        searcher = Searcher(index, open_engine(str(engine), index, model))
+        searcher = Searcher(index, open_engine(str(engine), index, model or run))
         answers = [
             (query, searcher.by_picture(query, k, by=by, box=part, diversity=diversity, min_score=min_score))
             for query in queries

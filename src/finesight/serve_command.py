@@ -12,7 +12,7 @@ import typer
 
 from finesight.errors import Interrupted
 from finesight.options import CacheDir, Quiet
-from finesight.search_command import EngineName
+from finesight.search_command import EngineName, Run
 
 if TYPE_CHECKING:
     from finesight.search.server.limits import Limits
@@ -43,6 +43,7 @@ def serve(
     update: Annotated[
         str | None, typer.Option(help="Bring the index up to date with this folder, its own, while serving.")
     ] = None,
+    run: Run = None,
     cache_dir: CacheDir = None,
     quiet: Quiet = False,
 ) -> None:
@@ -56,7 +57,7 @@ def serve(
     bind(host, port).close()  # before the slow part
     with stoppable():
         index = open_index(where)
-        seeing = open_engine(str(engine), index)
+        seeing = open_engine(str(engine), index, run)
         job = None
         if update is not None:
             job = update_job(where, seeing, update, Path(index.meta.run), progress=not quiet)

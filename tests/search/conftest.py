@@ -14,17 +14,17 @@ if TYPE_CHECKING:
 
 
 @pytest.fixture(scope="module")
-def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def page_birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from browsing import draw_birds
 
     return draw_birds(tmp_path_factory.mktemp("page") / "birds")
 
 
 @pytest.fixture(scope="module")
-def page_server(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def page_server(page_birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from serving import Serving, indexed, small_encoder
 
-    index = indexed(small_encoder(birds.parent / "run"), birds)
+    index = indexed(small_encoder(page_birds.parent / "run"), page_birds)
     cache = tmp_path_factory.mktemp("cache")
     with Serving("serve", index, "--port", "0", "--max-upload-mb", "0.2", "--cache-dir", cache) as running:
         yield running.url
@@ -47,6 +47,6 @@ def tab(browser: Browser, page_server: str) -> Iterator[Tab]:
 
 
 @pytest.fixture(scope="module")
-def bird(birds: Path) -> bytes:
+def bird(page_birds: Path) -> bytes:
     """One of the indexed files: it must be found first."""
-    return (birds / "kind-2" / "bird 3.png").read_bytes()
+    return (page_birds / "kind-2" / "bird 3.png").read_bytes()

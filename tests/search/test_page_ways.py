@@ -238,8 +238,8 @@ def test_light_and_dark(browser: Browser, page_server: str) -> None:
 # --- other servers ----------------------------------------------------------------------------------------------------
 
 
-def test_without_a_rationale(browser: Browser, birds: Path, tmp_path: Path) -> None:
-    index = indexed(small_encoder(tmp_path / "run", rationale=False), birds / "kind-3")
+def test_without_a_rationale(browser: Browser, page_birds: Path, tmp_path: Path) -> None:
+    index = indexed(small_encoder(tmp_path / "run", rationale=False), page_birds / "kind-3")
     with service_for(index, cache=tmp_path / "cache") as service, page_of(browser, service) as (tab, _):
         page = tab.go()
         page.locator("#samples .open").first.click()
@@ -251,10 +251,10 @@ def test_without_a_rationale(browser: Browser, birds: Path, tmp_path: Path) -> N
         expect(page.locator("#explain .heat[data-painted]")).to_have_count(2)
 
 
-def test_progress_and_a_server_that_ends(browser: Browser, birds: Path, tmp_path: Path) -> None:
+def test_progress_and_a_server_that_ends(browser: Browser, page_birds: Path, tmp_path: Path) -> None:
     run = small_encoder(tmp_path / "run")
     engine, gate = TorchEngine.load(run), threading.Event()
-    open_or_create(str(run / "index"), engine, run, birds).close()
+    open_or_create(str(run / "index"), engine, run, page_birds).close()
 
     def work(job: Job) -> None:
         def tell(phase: str, done: int, total: int) -> None:
@@ -263,7 +263,7 @@ def test_progress_and_a_server_that_ends(browser: Browser, birds: Path, tmp_path
                 assert gate.wait(60)
 
         index = open_index(run / "index")
-        update_index(index, engine, birds, workers=1, callback=tell)
+        update_index(index, engine, page_birds, workers=1, callback=tell)
         index.close()
 
     job = Job(work)

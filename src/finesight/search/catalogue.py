@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,6 +37,7 @@ CREATE TABLE IF NOT EXISTS dead (number INTEGER PRIMARY KEY, row INTEGER NOT NUL
 CREATE TABLE IF NOT EXISTS structures (space TEXT PRIMARY KEY, facts TEXT NOT NULL);
 INSERT OR IGNORE INTO state VALUES (0, 0, 0, 0);
 """
+ITEM = "SELECT id, path, bytes, mtime_ns, width, height, mask, mask_width FROM items WHERE id = ?"
 
 
 @dataclass(frozen=True)
@@ -85,6 +87,7 @@ class Catalogue:
             self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
             if create:
                 self._db.executescript(SCHEMA)
+            self._file = _identity(file)
         except sqlite3.Error as error:
             raise self._damaged(error) from error
 
@@ -130,16 +133,11 @@ class Catalogue:
             np.array(mtimes, np.int64),
         )
 
-    def item(self, item: int) -> Item | None:
+    def items(self, ids: Sequence[int]) -> list[Item | None]:
+        """In one transaction: beginning and ending one takes longer than the look."""
         with self._reading():
-            row = self._db.execute(
-                "SELECT path, bytes, mtime_ns, width, height, mask, mask_width FROM items WHERE id = ?", (int(item),)
-            ).fetchone()
-        if row is None:
-            return None
-        path, size, mtime_ns, width, height, mask, mask_width = row
-        cells = np.frombuffer(mask, np.float32).reshape(-1, mask_width)
-        return Item(int(item), os.fsdecode(path), size, mtime_ns, width, height, cells)
+            rows = [self._db.execute(ITEM, (int(item),)).fetchone() for item in ids]
+        return [None if row is None else _item(row) for row in rows]
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -203,6 +201,10 @@ class Catalogue:
     @contextmanager
     def _transaction(self, begin: str) -> Iterator[None]:
         with self._lock:
+            if _identity(self.file) != self._file:
+                raise FineSightError(
+                    f"The index in {self.file.parent} was deleted or replaced while it was in use: open it again."
+                )
             try:
                 self._db.execute(begin)
                 try:
@@ -219,7 +221,23 @@ class Catalogue:
         return FineSightError(f"The catalogue {self.file} of the index cannot be used: {error}.")
 
 
+def _identity(file: Path) -> tuple[int, int] | None:
+    """Of the file itself, whatever its name. SQLite finds a journal by name: with a file that was replaced it would
+    undo, and remove, the journal of the new one."""
+    try:
+        status = os.stat(file)
+    except OSError:
+        return None
+    return status.st_dev, status.st_ino
+
+
 def _row(item: Item, row: int) -> tuple[object, ...]:
     mask = np.ascontiguousarray(item.mask, np.float32)
     facts = (item.id, os.fsencode(item.path), item.bytes, item.mtime_ns, item.width, item.height)
     return (*facts, mask.tobytes(), mask.shape[1], row)
+
+
+def _item(row: tuple[Any, ...]) -> Item:
+    item, path, size, mtime_ns, width, height, mask, mask_width = row
+    cells = np.frombuffer(mask, np.float32).reshape(-1, mask_width)
+    return Item(item, os.fsdecode(path), size, mtime_ns, width, height, cells)

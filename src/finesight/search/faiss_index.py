@@ -10,8 +10,9 @@ One process writes at a time; any number read meanwhile, each search on one cons
 from __future__ import annotations
 
 import shutil
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import IO, Any, Self
 
@@ -62,7 +63,10 @@ class FaissIndex(Index):
         return self._catalogue.known()
 
     def item(self, item: int) -> Item | None:
-        return self._catalogue.item(item)
+        return self._catalogue.items([item])[0]
+
+    def items(self, ids: Sequence[int]) -> list[Item | None]:
+        return self._catalogue.items(ids)
 
     def vectors(self, ids: Ids, space: str) -> Floats:
         now = self._now()
@@ -92,7 +96,7 @@ class FaissIndex(Index):
             "items": now.count,
             **spaces[self.meta.spaces[0]],
             "spaces": spaces,
-            "bytes": sum(file.stat().st_size for file in self.folder.glob("**/*") if file.is_file()),
+            "bytes": sum(map(_size, self.folder.glob("**/*"))),
         }
 
     def encoder_folder(self) -> Path:
@@ -243,6 +247,15 @@ class FaissIndex(Index):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name.endswith((".faiss", ".faiss.tmp")) and path.name not in named:
                 path.unlink(missing_ok=True)
+
+
+def _size(file: Path) -> int:
+    """Bytes; none of a journal that its writer has just removed."""
+    try:
+        status = file.stat()
+    except FileNotFoundError:
+        return 0
+    return status.st_size if stat.S_ISREG(status.st_mode) else 0
 
 
 def _facts(now: Snapshot, space: str) -> dict[str, object]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
@@ -147,6 +148,8 @@ class Searcher:
             raise FineSightError(f"The number of hits must be between 1 and {MOST:,}, not {k}.")
         if not 0 <= diversity <= 1:
             raise FineSightError(f"Diversity must be between 0 and 1, not {diversity:g}.")
+        if min_score is not None and math.isnan(min_score):
+            raise FineSightError("The minimum score must be a number: no score is above or below nan.")
         pool = k if not diversity else max(k, min(MOST_POOL, max(LEAST_POOL, POOL * k)))
         scores, ids = (found[0] for found in self.index.search(query[None], pool + (left_out is not None), space))
         keep = (ids >= 0) & (ids != (-1 if left_out is None else left_out))

@@ -1,0 +1,386 @@
+"""How fast a large gallery is searched through the HTTP API, and what an index costs to build.
+
+    python benchmarks/search.py --parts faiss,milvus,memory,embedding -o results/search
+
+faiss, milvus   an index of that kind is built of ``--rows`` vectors by the library's own writer, in a process of its
+                own; then ``finesight serve`` is started on it and asked by ``GET /api/search?query=ITEM``, over
+                connections that stay open: one client after the other, then ``--clients`` at a time. The time of a
+                query is what the client waits; nothing is embedded. Recall is that of the API's ten hits against a
+                scan of all vectors by NumPy.
+memory          the peak of memory that the writer of an index takes for a quarter of the rows and for all, and that
+                ``update_index`` takes for 300 and for 1,200 pictures. Pages of files that are mapped do not count: the
+                system takes them back when it likes.
+embedding       one picture through ``TorchEngine`` (its view to features and mask) and through the bare backbone, in
+                turns, for the ratio of the medians.
+
+Vectors are of length 1 around random centres, with a spectrum that falls as that of features does: coordinate i has a
+spread of (i + 1)^-0.5, of the centres and, half as wide, within each.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+import httpx
+import numpy as np
+
+from finesight.search.base import IndexMeta, Item, NewItems
+from finesight.search.files import path_id
+from finesight.search.open import create_index
+
+DIMENSION, CENTRES, BATCH, SPACE = 2048, 2000, 1000, "average"
+SERVE = "import typer; from finesight.serve_command import serve; typer.run(serve)"
+LEAST_TRUE = 1e-6  # scores that differ by less are equal
+
+
+# --- the gallery ------------------------------------------------------------------------------------------------------
+
+
+def gallery(rows: int, seed: int = 0) -> Iterator[np.ndarray]:
+    """(BATCH, D) at a time, the same for the same seed."""
+    random = np.random.default_rng(seed)
+    spread = (np.arange(DIMENSION, dtype=np.float32) + 1) ** -0.5
+    centres = random.standard_normal((CENTRES, DIMENSION), np.float32) * spread
+    for start in range(0, rows, BATCH):
+        count = min(BATCH, rows - start)
+        vectors = random.standard_normal((count, DIMENSION), np.float32) * spread * 0.5
+        vectors += centres[random.integers(0, CENTRES, count)]
+        yield vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
+def item(number: int) -> Item:
+    path = f"images/{number:07d}.jpg"
+    return Item(path_id(path), path, 100_000, 10**18 + number, 500, 375, np.full((7, 7), 0.5, np.float32))
+
+
+def encoder(folder: Path) -> Path:
+    """A ResNet-50 of random weights, which is never run: the server wants the one that made the index."""
+    import torch
+
+    from finesight.api import frozen
+    from finesight.nn.backbone_config import BackboneConfig
+
+    torch.manual_seed(0)
+    frozen(BackboneConfig(name="resnet50", weights="random"), 224).save(folder / "encoder")
+    return folder
+
+
+def meta_of(run: Path) -> IndexMeta:
+    from finesight.search.engine import fingerprint
+
+    return IndexMeta(
+        fingerprint=fingerprint(run),
+        method="frozen",
+        resolution=224,
+        spaces=(SPACE,),
+        dimension=DIMENSION,
+        root=str(run),
+        run=str(run),
+    )
+
+
+# --- memory -----------------------------------------------------------------------------------------------------------
+
+
+class Peak:
+    """The most memory this process held of its own, looked at fifty times a second."""
+
+    def __init__(self) -> None:
+        self.bytes, self._ended = 0, threading.Event()
+        self._thread = threading.Thread(target=self._watch, daemon=True)
+        self._thread.start()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(0.02):
+            self.bytes = max(self.bytes, own_memory())
+
+    def stop(self) -> int:
+        self._ended.set()
+        self._thread.join()
+        return max(self.bytes, own_memory())
+
+
+def own_memory() -> int:
+    with open("/proc/self/status") as stream:
+        return next(1024 * int(line.split()[1]) for line in stream if line.startswith("RssAnon:"))
+
+
+def in_child(work: str, **arguments: Any) -> dict[str, Any]:
+    """What a function of this file returns, run in a process of its own."""
+    command = [sys.executable, __file__, "--child", work, json.dumps(arguments)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    return dict(json.loads(done.stdout.splitlines()[-1]))
+
+
+def build(where: str, run: str, rows: int, finish: bool) -> dict[str, Any]:
+    """Writes the gallery into an index. -> seconds and bytes"""
+    index = create_index(where, meta_of(Path(run)), Path(run) / "encoder")
+    before, peak, began = own_memory(), Peak(), time.perf_counter()
+    for number, vectors in enumerate(gallery(rows)):
+        index.add(NewItems([item(number * BATCH + n) for n in range(len(vectors))], {SPACE: vectors}))
+    added, peak_adding = time.perf_counter() - began, peak.bytes
+    if finish:
+        index.finish()
+    whole = time.perf_counter() - began
+    facts = index.facts()
+    index.close()
+    return {
+        "add_seconds": added,
+        "finish_seconds": whole - added,
+        "peak_bytes_adding": peak_adding - before,
+        "peak_bytes": peak.stop() - before,
+        "disk_bytes": sum(file.stat().st_size for file in Path(where).rglob("*") if file.is_file()),
+        "facts": {name: value for name, value in facts.items() if name not in ("spaces", "place", "bytes")},
+    }
+
+
+def update(folder: str, images: int) -> dict[str, Any]:
+    """``update_index`` on so many pictures with a small network: what it holds must not depend on how many."""
+    import torch
+    from PIL import Image
+
+    from finesight.encoder import Encoder, EncoderConfig
+    from finesight.nn.backbone_config import BackboneConfig
+    from finesight.search.build import open_or_create, update_index
+    from finesight.search.engine import TorchEngine
+
+    torch.manual_seed(0)
+    backbone = BackboneConfig(name="test_resnet", weights="random", output_stride=8)
+    run, pictures = Path(folder) / "run", Path(folder) / "pictures"
+    Encoder.untrained(EncoderConfig(method="frozen", resolution=64, pooling="average", backbone=backbone)).save(
+        run / "encoder"
+    )
+    pictures.mkdir()
+    random = np.random.default_rng(0)
+    for number in range(images):
+        coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
+        coarse.resize((640, 480), Image.Resampling.BILINEAR).save(pictures / f"{number:05d}.jpg", quality=85)
+    engine = TorchEngine.load(run)
+    index = open_or_create(Path(folder) / "index", engine, run, pictures)
+    before, peak = own_memory(), Peak()
+    report = update_index(index, engine, pictures)
+    index.close()
+    return {"images": report.added, "peak_bytes": peak.stop() - before}
+
+
+def memory(rows: int) -> dict[str, Any]:
+    found: dict[str, Any] = {"writer": {}, "update_index": {}}
+    for count in (rows // 4, rows):
+        with tempfile.TemporaryDirectory() as folder:
+            run = str(encoder(Path(folder) / "run"))
+            built = in_child("build", where=f"{folder}/index", run=run, rows=count, finish=False)
+        found["writer"][count] = built["peak_bytes_adding"]
+    for count in (300, 1200):
+        with tempfile.TemporaryDirectory() as folder:
+            found["update_index"][count] = in_child("update", folder=folder, images=count)["peak_bytes"]
+    return found
+
+
+# --- through the API --------------------------------------------------------------------------------------------------
+
+
+def served(where: str, rows: int, queries: int, clients: int) -> dict[str, Any]:
+    """Starts the server on an index and asks it."""
+    began = time.perf_counter()
+    command = [sys.executable, "-c", SERVE, where, "--port", "0"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
+        try:
+            assert process.stdout is not None
+            address = process.stdout.readline().split()[-1].rstrip("/")
+            started = time.perf_counter() - began
+            asked = np.random.default_rng(1).choice(rows, queries, replace=False).tolist()
+            ask(address, asked[:20])  # what is read from disk once
+            spent = processor_seconds(process.pid)
+            alone, hits = ask(address, asked)
+            spent = processor_seconds(process.pid) - spent
+            with ThreadPoolExecutor(clients) as pool:
+                parts = list(pool.map(lambda n: ask(address, asked[n::clients])[0], range(clients)))
+            memory = Path(f"/proc/{process.pid}/status").read_text()
+        finally:
+            process.terminate()
+    own = next(1024 * int(line.split()[1]) for line in memory.splitlines() if line.startswith("RssAnon:"))
+    return {
+        "start_seconds": started,
+        "one_client_ms": spread(alone["wait"]),
+        "one_client_search_ms": spread(alone["search"]),
+        "server_processor_ms": 1000 * spent / queries,
+        f"{clients}_clients_ms": spread([one for part in parts for one in part["wait"]]),
+        "server_bytes": own,
+        "asked": asked,
+        "hits": hits,
+    }
+
+
+def processor_seconds(process: int) -> float:
+    """Of all its threads: unlike the clock, hardly longer when others use the machine."""
+    fields = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def ask(address: str, numbers: list[int]) -> tuple[dict[str, list[float]], list[list[float]]]:
+    """Milliseconds the client waits and the search takes, and the scores of each query's hits."""
+    took: dict[str, list[float]] = {"wait": [], "search": []}
+    scores = []
+    with httpx.Client(base_url=address, timeout=120) as client:
+        for number in numbers:
+            began = time.perf_counter()
+            answer = client.get("/api/search", params={"query": str(item(number).id), "k": 24})
+            took["wait"].append(1000 * (time.perf_counter() - began))
+            found = answer.raise_for_status().json()
+            took["search"].append(found["took"]["search_ms"])
+            scores.append([hit["score"] for hit in found["hits"]])
+    return took, scores
+
+
+def spread(values: list[float]) -> dict[str, float]:
+    return {name: float(np.percentile(values, share)) for name, share in (("p50", 50), ("p95", 95), ("max", 100))}
+
+
+def recall(rows: int, asked: list[int], hits: list[list[float]]) -> float:
+    """The share of the ten nearest of each query that is among the first ten of its hits, by score."""
+    wanted = np.array(asked)
+    queries = np.empty((len(wanted), DIMENSION), np.float32)
+    for number, vectors in enumerate(gallery(rows)):
+        here = np.flatnonzero(wanted // BATCH == number)
+        queries[here] = vectors[wanted[here] % BATCH]
+    best = np.full((len(wanted), 11), -1.0)
+    for vectors in gallery(rows):
+        best = -np.sort(-np.concatenate([best, queries @ vectors.T], axis=1), axis=1)[:, :11]
+    tenth = best[:, 10:]  # the query itself is the first
+    return float((np.array([one[:10] for one in hits]) >= tenth - LEAST_TRUE).mean())
+
+
+def searching(kind: str, rows: int, queries: int, clients: int, keep: Path | None) -> dict[str, Any]:
+    """With ``keep`` the index stays there, and one that is there already is only asked."""
+    with tempfile.TemporaryDirectory() as scratch:
+        folder = Path(scratch) if keep is None else keep / f"{kind}-{rows}"
+        where, facts = str(folder / ("index" if kind == "faiss" else "index.db")), folder / "build.json"
+        if not facts.exists():
+            run = encoder(folder / "run")
+            facts.write_text(json.dumps(in_child("build", where=where, run=str(run), rows=rows, finish=True)))
+        built = json.loads(facts.read_text())
+        found = served(where, rows, queries, clients)
+    found["recall_at_10"] = recall(rows, found.pop("asked"), found.pop("hits"))
+    return {"rows": rows, "dimension": DIMENSION, "queries": queries, "build": built, "search": found}
+
+
+# --- embedding --------------------------------------------------------------------------------------------------------
+
+
+def embedding(rounds: int, threads: int) -> dict[str, Any]:
+    """An LCR encoder with its default pooling. Seconds of the clock and of the processor."""
+    import torch
+
+    from finesight.encoder import Encoder, EncoderConfig
+    from finesight.nn.backbone_config import BackboneConfig
+    from finesight.rationale.config import READINGS
+    from finesight.search.base import View
+    from finesight.search.engine import TorchEngine
+
+    torch.set_num_threads(threads)
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        method="lcr",
+        resolution=224,
+        pooling="rationale-gem",
+        backbone=BackboneConfig(name="resnet50", weights="random"),
+        rationale=READINGS["finesight"],
+    )
+    engine = TorchEngine(Encoder.untrained(config).eval(), "0" * 32)
+    random = np.random.default_rng(0)
+    clock: dict[str, list[float]] = {"engine": [], "backbone": []}
+    processor: dict[str, list[float]] = {"engine": [], "backbone": []}
+    for number in range(rounds + 3):
+        view = View(random.integers(0, 256, (224, 224, 3), dtype=np.uint8), (0, 0, 1, 1), 224, 224)
+        images = torch.randn(1, 3, 224, 224)
+        for name in sorted(clock, reverse=bool(number % 2)):
+            began, spent = time.perf_counter(), time.process_time()
+            if name == "engine":
+                engine.look([view])
+            else:
+                with torch.inference_mode():
+                    engine.encoder.backbone(images)
+            if number >= 3:  # the first are slower: memory is laid out
+                clock[name].append(time.perf_counter() - began)
+                processor[name].append(time.process_time() - spent)
+    return {
+        "rounds": rounds,
+        "threads": threads,
+        "engine_ms": 1000 * float(np.median(clock["engine"])),
+        "backbone_ms": 1000 * float(np.median(clock["backbone"])),
+        "ratio_of_medians": float(np.median(clock["engine"]) / np.median(clock["backbone"])),
+        "ratio_of_processor_medians": float(np.median(processor["engine"]) / np.median(processor["backbone"])),
+        "quartiles_of_processor_ratios": np.percentile(
+            np.divide(processor["engine"], processor["backbone"]), (25, 50, 75)
+        ).tolist(),
+    }
+
+
+# --- all --------------------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--parts", default="faiss,milvus,memory,embedding")
+    parser.add_argument("--rows", type=int, default=100_000)
+    parser.add_argument("--milvus-rows", type=int, default=0, help="by default as --rows")
+    parser.add_argument("--queries", type=int, default=300)
+    parser.add_argument("--clients", type=int, default=4)
+    parser.add_argument("--rounds", type=int, default=40)
+    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--keep", type=Path, help="a folder for the indexes, to be asked again")
+    parser.add_argument("-o", "--out", type=Path)
+    parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.child:
+        print(json.dumps({"build": build, "update": update}[options.child[0]](**json.loads(options.child[1]))))
+        return
+    for part in options.parts.split(","):
+        rows = options.milvus_rows or options.rows if part == "milvus" else options.rows
+        load = os.getloadavg()[0]
+        if part == "memory":
+            found = memory(rows)
+        elif part == "embedding":
+            found = embedding(options.rounds, options.threads)
+        else:
+            found = searching(part, rows, options.queries, options.clients, options.keep)
+        write(part, found, load, options)
+
+
+def write(part: str, found: dict[str, Any], load: float, options: argparse.Namespace) -> None:
+    from finesight.bench.machine import commit, machine
+
+    words = {"faiss": ("rows", "queries", "clients"), "memory": ("rows",), "embedding": ("rounds", "threads")}
+    words["milvus"] = ("milvus_rows", "queries", "clients")
+    given = "".join(f" --{name.replace('_', '-')} {getattr(options, name)}" for name in words[part])
+    if options.keep is not None and part in ("faiss", "milvus"):
+        given += " --keep FOLDER"  # built and asked in two runs
+    result = {
+        "command": f"python benchmarks/search.py --parts {part}{given}",
+        **found,
+        "load_average_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
+        "machine": machine(),
+        "commit": commit(),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+    print(json.dumps(result, indent=2))
+    if options.out is not None:
+        options.out.mkdir(parents=True, exist_ok=True)
+        (options.out / f"{part}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,207 @@
+"""Which images of an index belong together: k-means, or HDBSCAN, which finds the number of groups by itself.
+
+Whatever the size of the index, what is held at a time is bounded: both learn from a sample that fits in memory, and
+then every image is put where it is nearest, a block at a time.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from finesight.errors import FineSightError, unknown
+from finesight.search.base import Floats, Ids, Index
+from finesight.search.engine import unit
+
+METHODS = ("kmeans", "hdbscan")
+SAMPLE_NUMBERS = 1 << 25  # k-means learns from as many: 16,384 images of 2048 dimensions
+ROUNDS = 30
+MOST = 200  # clusters, unless more are asked for
+HDBSCAN_SAMPLE = 10_000  # its time grows with the square
+HDBSCAN_WIDTH = 32  # dimensions: density means little in many
+LEAST, LEAST_SHARE, LEAST_MOST = 3, 100, 50  # images of a cluster of HDBSCAN: a hundredth, within limits
+INSIDE = 5  # percent of a cluster's sample that lie further out than what may join it
+UNCLUSTERED = -1
+COPY = 1e-6  # squared distance, by rounding, of two that are the same
+
+Tell = Callable[[int, int], None]  # images done, of all
+
+
+@dataclass(frozen=True)
+class Clusters:
+    """The largest is number 0; what belongs to none has the label -1."""
+
+    method: str
+    space: str
+    ids: Ids  # (n,)
+    labels: Ids  # (n,)
+    distances: Floats  # (n,) 1 − cosine to the centre of its cluster, or to the nearest one
+    centres: Floats  # (clusters, D) of length 1
+
+    def __len__(self) -> int:
+        return len(self.centres)
+
+    @cached_property
+    def sizes(self) -> list[int]:
+        counts: list[int] = np.bincount(self.labels[self.labels >= 0], minlength=len(self)).tolist()
+        return counts
+
+    @property
+    def unclustered(self) -> int:
+        return int((self.labels == UNCLUSTERED).sum())
+
+    @cached_property
+    def _by_cluster(self) -> tuple[Ids, Ids]:
+        """Places by cluster, nearest to the centre first, then by id; and where each cluster begins."""
+        order = np.lexsort((self.ids, self.distances, self.labels))
+        return order, np.searchsorted(self.labels[order], np.arange(len(self) + 1))
+
+    def places(self, cluster: int) -> Ids:
+        """Of its images in ``ids``, nearest to the centre first; of -1, those that belong to none."""
+        order, begins = self._by_cluster
+        return order[: begins[0]] if cluster == UNCLUSTERED else order[begins[cluster] : begins[cluster + 1]]
+
+    def members(self, cluster: int) -> Ids:
+        """Ids, nearest to the centre first."""
+        return self.ids[self.places(cluster)]
+
+
+def cluster(
+    index: Index,
+    method: str = "kmeans",
+    count: int | None = None,
+    *,
+    space: str | None = None,
+    seed: int = 0,
+    tell: Tell | None = None,
+) -> Clusters:
+    """The same for the same index and seed. ``count`` is for k-means; by default √(n/2), at most 200."""
+    if method not in METHODS:
+        raise unknown("way to cluster", method, METHODS)
+    if method == "hdbscan" and count is not None:
+        raise FineSightError("HDBSCAN finds the number of clusters by itself: a count is for k-means.")
+    if count is not None and count < 1:
+        raise FineSightError(f"There cannot be {count} clusters.")
+    total, space = len(index), index.meta.spaces[0] if space is None else space
+    if not total:
+        raise FineSightError("The index is empty: there is nothing to cluster.")
+    random = np.random.default_rng(seed)
+    if method == "kmeans":
+        sample = sampled(index, space, max(1, SAMPLE_NUMBERS // index.meta.dimension), random)
+        wanted = min(count or default_count(total), len(sample))
+        centres = kmeans(sample, first_centres(sample, wanted, random))
+        reach, given = np.full(len(centres), -np.inf, np.float32), None
+    else:
+        centres, reach, labels = _dense(sampled(index, space, HDBSCAN_SAMPLE, random), seed)
+        given = labels if total <= HDBSCAN_SAMPLE else None
+    ids, labels, scores = _assigned(index, space, centres, reach, given, tell or (lambda done, of: None))
+    return _numbered(method, space, ids, labels, np.maximum(0, 1 - scores), centres)
+
+
+def default_count(images: int) -> int:
+    return max(1, min(MOST, round(math.sqrt(images / 2))))
+
+
+def sampled(index: Index, space: str, most: int, random: np.random.Generator) -> Floats:
+    """At most so many vectors of an index, in its order. -> (n, D)"""
+    total = len(index)
+    chosen = np.sort(random.choice(total, min(total, most), replace=False))
+    parts, start = [], 0
+    for _, rows in index.blocks(space):
+        here = chosen[(chosen >= start) & (chosen < start + len(rows))] - start
+        parts.append(np.array(rows[here], np.float32))
+        start += len(rows)
+    return np.concatenate(parts)
+
+
+def first_centres(sample: Floats, count: int, random: np.random.Generator) -> Floats:
+    """k-means++: each next one is drawn by its squared distance to those there. Arthur and Vassilvitskii, SODA 2007."""
+    chosen = [int(random.integers(len(sample)))]
+    distance = np.full(len(sample), np.inf)
+    for _ in range(count - 1):
+        distance = np.minimum(distance, 2 - 2 * (sample @ sample[chosen[-1]]))
+        weights = np.where(distance > COPY, distance, 0.0)
+        if not weights.any():  # only copies are left
+            break
+        chosen.append(int(random.choice(len(sample), p=weights / weights.sum())))
+    return np.ascontiguousarray(sample[chosen])
+
+
+def kmeans(sample: Floats, start: Floats) -> Floats:
+    """Lloyd's rounds on the sphere from the given centres. (n, D), (k, D) -> (k, D)"""
+    import faiss
+
+    learner = faiss.Kmeans(
+        sample.shape[1],
+        len(start),
+        niter=ROUNDS,
+        spherical=True,
+        seed=1,
+        min_points_per_centroid=1,
+        max_points_per_centroid=len(sample),
+    )
+    learner.train(np.ascontiguousarray(sample), init_centroids=start)
+    return unit(np.asarray(learner.centroids, np.float32))
+
+
+def _dense(sample: Floats, seed: int) -> tuple[Floats, Floats, Ids]:
+    """Centres of dense groups, how near to one an image must be to belong to it, and the labels of the sample.
+
+    Campello et al., PAKDD 2013. (n, D) -> (k, D), (k,), (n,)
+    """
+    from sklearn.cluster import HDBSCAN
+    from sklearn.decomposition import PCA
+
+    least = max(LEAST, min(LEAST_MOST, len(sample) // LEAST_SHARE))
+    labels = np.full(len(sample), UNCLUSTERED, np.int64)
+    if len(sample) > least:
+        width = min(HDBSCAN_WIDTH, *sample.shape)
+        reduced = PCA(width, svd_solver="randomized", random_state=seed).fit_transform(sample)
+        labels = HDBSCAN(min_cluster_size=least, copy=True).fit_predict(reduced).astype(np.int64)
+    groups = [sample[labels == label] for label in range(labels.max() + 1)]
+    centres = unit(np.array([group.mean(0) for group in groups], np.float32).reshape(-1, sample.shape[1]))
+    reach = [np.percentile(group @ centre, INSIDE) for group, centre in zip(groups, centres, strict=True)]
+    return centres, np.array(reach, np.float32), labels
+
+
+def _assigned(
+    index: Index, space: str, centres: Floats, reach: Floats, given: Ids | None, tell: Tell
+) -> tuple[Ids, Ids, Floats]:
+    """Every image to the nearest centre if it lies within its reach, a block at a time, unless labels are given.
+
+    -> ids, labels, cosine to the centre, each (n,)
+    """
+    ids, labels, scores = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
+    done, total = 0, len(index)
+    for block, rows in index.blocks(space):
+        products = rows @ centres.T if len(centres) else np.full((len(rows), 1), -1, np.float32)  # (b, k)
+        nearest, own = products.argmax(1), np.arange(len(rows))
+        if len(centres) and given is None:
+            label = np.where(products[own, nearest] >= reach[nearest], nearest, UNCLUSTERED)
+        else:
+            label = np.full(len(rows), UNCLUSTERED) if given is None else _piece(given, done, len(rows))
+        ids.append(block)
+        labels.append(label)
+        scores.append(products[own, np.where(label >= 0, label, nearest)])
+        done += len(rows)
+        tell(done, max(done, total))
+    return np.concatenate(ids), np.concatenate(labels), np.concatenate(scores)
+
+
+def _piece(given: Ids, start: int, rows: int) -> Ids:
+    """What was added to the index meanwhile has no label."""
+    piece = given[start : start + rows]
+    return np.pad(piece, (0, rows - len(piece)), constant_values=UNCLUSTERED)
+
+
+def _numbered(method: str, space: str, ids: Ids, labels: Ids, distances: Floats, centres: Floats) -> Clusters:
+    """The largest first, and none that is empty."""
+    sizes = np.bincount(labels[labels >= 0], minlength=len(centres))
+    order = np.argsort(-sizes, kind="stable")[: int((sizes > 0).sum())]
+    number = np.full(len(centres) + 1, UNCLUSTERED, np.int64)  # the last is for -1
+    number[order] = np.arange(len(order))
+    return Clusters(method, space, ids, number[labels], distances, centres[order])

@@ -1,0 +1,101 @@
+"""Contact sheets: small pictures of groups of images, as PNG files and as one page that needs nothing else."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image, ImageDraw, ImageFont
+
+from finesight.data.decode import read_sized
+from finesight.errors import SkipImage
+from finesight.report.html import Section, build_report
+from finesight.search.files import item_file
+
+TILE, EDGE, WORDS = 112, 6, 26  # pixels: of a picture, between them, and of the line above a row
+SHOWN = 12  # pictures of a group
+ROWS = 12  # groups on a PNG sheet
+PAGE_GROUPS = 200  # on the page: some 5 MB
+PAPER, INK, FAINT = "#ffffff", "#22262b", "#b6bcc4"
+
+
+@dataclass(frozen=True)
+class Row:
+    """A group: what it is called, and the paths of the pictures that are shown of it."""
+
+    title: str
+    paths: Sequence[str]
+
+
+def write_sheets(
+    folder: Path, name: str, title: str, words: str, root: str, rows: Sequence[Row], pages: int = 50
+) -> list[Path]:
+    """``NAME.html``, and ``NAME-01.png`` … with twelve groups on each. -> the files"""
+    sections = [Section(title, words)]
+    files: list[Path] = []
+    drawn: list[Image.Image] = []
+    for number, row in enumerate(rows[: max(PAGE_GROUPS, pages * ROWS)]):
+        picture = strip(root, row)
+        if number < PAGE_GROUPS:
+            sections.append(Section(row.title, images=[(_caption(row), _png(picture))]))
+        drawn.append(picture)
+        if len(files) < pages and (len(drawn) == ROWS or number == len(rows) - 1):
+            files.append(folder / f"{name}-{len(files) + 1:02d}.png")
+            files[-1].write_bytes(_png(_stacked(drawn)))
+            drawn = []
+    if len(rows) > PAGE_GROUPS:
+        more = f"{len(rows) - PAGE_GROUPS:,} smaller groups are not on this page; the table has all."
+        sections[0] = Section(title, f"{words}\n\n{more}")
+    page = folder / f"{name}.html"
+    build_report(page, title=title, sections=sections)
+    return [page, *files]
+
+
+def strip(root: str, row: Row) -> Image.Image:
+    """A line of words above a line of pictures."""
+    sheet = Image.new("RGB", (EDGE + SHOWN * (TILE + EDGE), WORDS + TILE + EDGE), PAPER)
+    ImageDraw.Draw(sheet).text((EDGE, 6), _plain(row.title), INK, font=ImageFont.load_default(14))
+    for place, tile in enumerate(_tiles(root, row.paths[:SHOWN])):
+        left = EDGE + place * (TILE + EDGE) + (TILE - tile.width) // 2
+        sheet.paste(tile, (left, WORDS + (TILE - tile.height) // 2))
+    return sheet
+
+
+def _tiles(root: str, paths: Sequence[str]) -> Iterator[Image.Image]:
+    for path in paths:
+        file = item_file(root, path)
+        picture: Image.Image | None = None
+        if file is not None:
+            with suppress(SkipImage, OSError):
+                picture = read_sized(file, at_least=2 * TILE)[0]
+        if picture is None:  # gone since it was indexed
+            picture = Image.new("RGB", (TILE, TILE), PAPER)
+            ImageDraw.Draw(picture).rectangle((0, 0, TILE - 1, TILE - 1), outline=FAINT)
+            ImageDraw.Draw(picture).text((TILE // 2, TILE // 2), "gone", FAINT, anchor="mm")
+        picture.thumbnail((TILE, TILE), Image.Resampling.LANCZOS)
+        yield picture
+
+
+def _stacked(strips: Sequence[Image.Image]) -> Image.Image:
+    sheet = Image.new("RGB", (strips[0].width, sum(one.height for one in strips) + EDGE), PAPER)
+    for place, one in enumerate(strips):
+        sheet.paste(one, (0, place * one.height))
+    return sheet
+
+
+def _png(picture: Image.Image) -> bytes:
+    buffer = io.BytesIO()
+    picture.save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def _caption(row: Row) -> str:
+    return _plain(", ".join(Path(path).name for path in row.paths[:3])) + (" …" if len(row.paths) > 3 else "")
+
+
+def _plain(text: str) -> str:
+    """As the font and the page can show it."""
+    return text.encode("utf-8", "backslashreplace").decode()

@@ -1,0 +1,101 @@
+"""From clusters to labels: a table to fill in, and the list that comes of it."""
+
+from __future__ import annotations
+
+import csv
+import io
+import os
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+from finesight.errors import FineSightError
+from finesight.search.base import Index
+from finesight.search.clusters import UNCLUSTERED, Clusters
+
+COLUMNS = ("cluster", "label", "distance", "path")
+LEFT_OUT = "-"  # a label that means: not this one
+
+
+@dataclass(frozen=True)
+class Labels:
+    """Path and label, and how many have none."""
+
+    rows: list[tuple[str, str]]
+    unlabelled: int
+    unclear: tuple[str, ...]  # clusters with several labels, whose unlabelled images stay so
+    gone: int  # no longer in the index
+
+
+def write_table(file: Path, found: Clusters, paths: dict[int, str]) -> None:
+    """A line for every image, by cluster, nearest to the centre first: a label in any line of a cluster is for all."""
+    with writing(file) as stream:
+        writer = csv.writer(stream)
+        writer.writerow(COLUMNS)
+        for cluster in [*range(len(found)), UNCLUSTERED]:
+            name = "" if cluster == UNCLUSTERED else str(cluster)
+            for place in found.places(cluster).tolist():
+                path = paths.get(int(found.ids[place]))
+                if path is not None:
+                    writer.writerow((name, "", f"{found.distances[place]:.4f}", path))
+
+
+def read_labels(file: Path, index: Index) -> Labels:
+    """What a person filled in. A line's own label counts; else the one of its cluster if there is only one."""
+    lines = _read(file)
+    by_cluster: dict[str, set[str]] = defaultdict(set)
+    for line in lines:
+        if line["label"] and line["label"] != LEFT_OUT:
+            by_cluster[line["cluster"]].add(line["label"])
+    unclear = {name for name, labels in by_cluster.items() if name and len(labels) > 1}
+    shared = {name: min(labels) for name, labels in by_cluster.items() if name and len(labels) == 1}
+    known = set(index.known().paths.tolist())
+    rows, gone, unlabelled = [], 0, 0
+    for line in lines:
+        label = line["label"] or shared.get(line["cluster"], "")
+        if line["path"] not in known:
+            gone += 1
+        elif label in ("", LEFT_OUT) or "\n" in line["path"]:  # a list has one path in a line
+            unlabelled += 1
+        else:
+            rows.append((os.path.join(index.meta.root, line["path"]), label))
+    if not rows:
+        raise FineSightError(
+            f"{file} has no label that fits the index: write one into the column `label` of at least one line of a "
+            "cluster."
+        )
+    return Labels(rows, unlabelled, tuple(sorted(unclear)), gone)
+
+
+def write_list(file: Path, labels: Labels) -> None:
+    """``path,label``, as --data reads it."""
+    with writing(file) as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(("path", "label"))
+        writer.writerows(labels.rows)
+
+
+def writing(file: Path) -> io.TextIOWrapper:
+    """File names that are not UTF-8 are written as the file system has them."""
+    try:
+        return open(file, "w", newline="", encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise FineSightError(f"{file} cannot be written: {error.strerror}.") from error
+
+
+def _read(file: Path) -> list[dict[str, str]]:
+    """Spreadsheets write other separators and marks; columns may have moved."""
+    try:
+        text = file.read_bytes().decode("utf-8-sig", "surrogateescape")
+    except OSError as error:
+        raise FineSightError(f"{file} cannot be read: {error.strerror}.") from error
+    head = text.split("\n", 1)[0]
+    mark = max(",;\t", key=head.count)
+    lines = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=mark))
+    missing = [name for name in ("cluster", "label", "path") if not lines or name not in lines[0]]
+    if missing:
+        raise FineSightError(f"{file} is no table of clusters: it has no column {missing[0]!r}, or no line.")
+    return [
+        {"cluster": (line["cluster"] or "").strip(), "label": (line["label"] or "").strip(), "path": line["path"] or ""}
+        for line in lines
+    ]

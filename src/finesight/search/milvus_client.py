@@ -1,0 +1,160 @@
+"""To a Milvus server or a Milvus Lite file: addresses, connections, and what went wrong in words."""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import re
+import socket
+import threading
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+from finesight.errors import FineSightError
+
+PORT = 19530
+SECONDS = 5.0  # to wait for a server to answer the door
+PATIENCE = 120.0  # … and for each request after that
+LITE = "finesight"  # the collection of a file
+TOKEN = "FINESIGHT_MILVUS_TOKEN"
+EXAMPLE = "milvus://host:19530/collection"
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
+
+
+@dataclass(frozen=True)
+class Address:
+    """Where a collection is. ``shown`` has no password in it."""
+
+    uri: str
+    collection: str
+    shown: str
+    lite: bool
+    token: str = field(default="", repr=False)
+
+    @classmethod
+    def parse(cls, where: str) -> Address:
+        """``milvus://[user:password@]host[:port]/collection[?token=…]``, ``milvuss://`` for TLS, or ``FILE.db``."""
+        if not where.startswith(("milvus://", "milvuss://")):
+            path = os.path.abspath(os.path.expanduser(where))
+            return cls(path, LITE, path, lite=True)
+        try:
+            parts = urlsplit(where)
+            host, port = parts.hostname or "", parts.port or PORT
+        except ValueError:
+            raise FineSightError(f"The address of the index is not one: it looks like {EXAMPLE}.") from None
+        name = parts.path.strip("/")
+        if not host or not _NAME.fullmatch(name):
+            raise FineSightError(
+                f"The index has no {'host' if not host else 'collection'} in its address: it looks like {EXAMPLE}, the "
+                "collection being letters, digits and underscores."
+            )
+        secret = parse_qs(parts.query).get("token", [os.environ.get(TOKEN, "")])[0]
+        if parts.username:
+            secret = f"{unquote(parts.username)}:{unquote(parts.password or '')}"
+        net = f"[{host}]:{port}" if ":" in host else f"{host}:{port}"
+        scheme = "https" if parts.scheme == "milvuss" else "http"
+        return cls(f"{scheme}://{net}", name, f"{parts.scheme}://{net}/{name}", lite=False, token=secret)
+
+
+class Connections:
+    """One Milvus Lite for each file in this process, ended with its last user so that others may have the file."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users: Counter[str] = Counter()
+
+    def open(self, address: Address) -> Any:
+        """A ``MilvusClient``."""
+        library = pymilvus()
+        with self._lock, explained(address):
+            if not address.lite:
+                _knock(address)
+                return library.MilvusClient(address.uri, token=address.token, timeout=PATIENCE)
+            if not self._users[address.uri]:
+                _require_free(address)
+            try:
+                Path(address.uri).parent.mkdir(parents=True, exist_ok=True)
+                client = library.MilvusClient(address.uri, timeout=PATIENCE)
+            except OSError as error:
+                raise FineSightError(f"The index {address.shown} cannot be made: {error.strerror or error}.") from error
+            self._users[address.uri] += 1
+            return client
+
+    def close(self, address: Address, client: Any) -> None:
+        with self._lock:
+            client.close()
+            if not address.lite:
+                return
+            self._users[address.uri] -= 1
+            if self._users[address.uri] <= 0:
+                from milvus_lite.server_manager import server_manager_instance  # type: ignore[import-untyped]
+
+                server_manager_instance.release_server(address.uri)
+
+
+connections = Connections()
+
+
+def pymilvus() -> Any:
+    """The library, quiet: whatever it logs with a trace is raised too."""
+    try:
+        import pymilvus as library
+    except ImportError:
+        raise FineSightError("A Milvus index needs pymilvus: pip install finesight[milvus]") from None
+    for name in ("pymilvus", "milvus_lite"):
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return library
+
+
+@contextmanager
+def explained(address: Address) -> Iterator[None]:
+    """Milvus's errors as ours, in one line."""
+    from pymilvus.exceptions import MilvusException
+
+    try:
+        yield
+    except MilvusException as error:
+        if address.lite and not _lite_installed():
+            raise FineSightError("A Milvus Lite file needs milvus-lite: pip install finesight[milvus]") from None
+        words = " ".join(str(getattr(error, "message", error)).split())
+        raise FineSightError(f"The Milvus index {address.shown} cannot be used: {words[:300]}") from error
+
+
+def _lite_installed() -> bool:
+    from importlib.util import find_spec
+
+    return find_spec("milvus_lite") is not None
+
+
+def _knock(address: Address) -> None:
+    """The library would try for long."""
+    parts = urlsplit(address.uri)
+    try:
+        socket.create_connection((parts.hostname or "", parts.port or PORT), timeout=SECONDS).close()
+    except OSError as error:
+        raise FineSightError(
+            f"There is no Milvus server at {address.shown}: {error.strerror or error}. Start it, or give another index."
+        ) from None
+
+
+def _require_free(address: Address) -> None:
+    """Milvus Lite lets one process in at a time, to read as to write."""
+    place = Path(address.uri)
+    if place.is_file():
+        raise FineSightError(f"{place} is a file, and not one of Milvus Lite: give --index another name.")
+    try:
+        with open(place / "LOCK", "rb") as file:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise FineSightError(
+            f"Another process has the index {place} open: Milvus Lite lets one in at a time. Wait for it to end, or "
+            "use a Milvus server."
+        ) from None
+    except OSError:
+        return  # new
