@@ -101,7 +101,10 @@ def _apply(index: Index, file: Path, out: Path | None, as_json: bool) -> None:
             )
         )
         return
-    print(f"{out}: {len(labels.rows):,} images of {len(names)} labels; {labels.unlabelled:,} without one left out.")
+    from finesight.console import counted
+
+    found = f"{counted(len(labels.rows), 'image')} of {counted(len(names), 'label')}"
+    print(f"{out}: {found}; {labels.unlabelled:,} without one left out.")
 
 
 def duplicates(
@@ -131,7 +134,9 @@ def duplicates(
         facts = {"index": where, "by": space, "threshold": threshold, "items": total, "extra": extra}
         print(json.dumps(facts | {"groups": [_group(group) for group in found]}))
         return
-    print(f"{len(found):,} groups: {extra:,} of {total:,} images could go.")
+    from finesight.console import counted
+
+    print(f"{counted(len(found), 'group')}: {extra:,} of {counted(total, 'image')} could go.")
     for group in found[:20]:
         print(f"{KINDS[group.kind]} ({min(group.scores):.4f}):")
         for item in group.items[:5]:
