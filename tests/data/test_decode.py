@@ -200,6 +200,14 @@ def test_float_and_32_bit_tiff(tmp_path: Path, values: np.ndarray, expected: lis
     check(read_image(tmp_path / "v.tif"), np.repeat(np.array(expected)[None, :, None], 3, axis=2))
 
 
+def test_32_bits_are_squeezed_alike_in_every_row(tmp_path: Path) -> None:
+    """The range is the whole picture's, though only some rows at a time are converted."""
+    values = np.arange(-300, 701, dtype=np.int32)[:, None].repeat(2, axis=1) * 1000
+    Image.fromarray(values).save(tmp_path / "v.tif")
+    expected = np.rint((values + 300_000) * (255 / 1_000_000))
+    check(read_image(tmp_path / "v.tif"), np.repeat(expected[..., None], 3, axis=2))
+
+
 def as_seen(orientation: int, stored: np.ndarray) -> np.ndarray:
     """The EXIF standard's meaning of each orientation: where the stored row 0 and column 0 belong."""
     return {

@@ -174,6 +174,18 @@ def test_structures_find_what_brute_force_finds(tmp_path: Path, form: str) -> No
     assert reader.search(vectors[:9], 1, SPACES[0])[1][:, 0].tolist() == list(range(1, 10))
 
 
+@pytest.mark.parametrize("form", ["hnsw", "ivf-pq"])
+def test_as_many_as_are_asked_for(tmp_path: Path, form: str) -> None:
+    """More than lie in the lists that are looked at, or than a graph names."""
+    vectors = units(2000, clusters=40)
+    index = filled_index(tmp_path / "index", vectors, **FORMS[form])
+    assert index.facts()["kind"] == form
+    for k in (1500, 2000):
+        hits = index.search(vectors[:2], k, SPACES[0])[1]
+        assert [len(set(row)) for row in hits.tolist()] == [k, k]
+        assert (hits > 0).all()
+
+
 def test_tight_groups_that_a_graph_cannot_hold_together(tmp_path: Path) -> None:
     """Bursts of nearly the same photo: no walk leads from one to the next, so lists are taken instead."""
     random = np.random.default_rng(0)
@@ -331,6 +343,41 @@ def test_one_writer_and_readers_that_see_its_commits(tmp_path: Path) -> None:
     reader.close()
     writer.remove(np.array([1]))
     assert len(writer) == 2
+
+
+def test_an_index_replaced_under_a_reader(tmp_path: Path) -> None:
+    """SQLite finds a journal by its name: the reader of a deleted index must not undo what a new one is writing."""
+    filled_index(tmp_path / "index", units(5)).close()
+    reader = FaissIndex(tmp_path / "index")
+    assert len(reader) == 5
+    shutil.rmtree(tmp_path / "index")
+    with pytest.raises(FineSightError, match="deleted or replaced"):
+        reader.search(units(1), 3, SPACES[0])
+    filled_index(tmp_path / "index", units(7)).close()
+    journal = tmp_path / "index" / "items.db-journal"
+    journal.write_bytes(bytes.fromhex("d9d505f920a163d7") + bytes(600))  # as a writer has while it commits
+    with pytest.raises(FineSightError, match="deleted or replaced"):
+        len(reader)
+    assert journal.exists()
+    reader.close()
+
+
+def test_facts_while_files_come_and_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A commit makes a journal and removes it: it may be gone as soon as it was listed, or looked at once."""
+    index = filled_index(tmp_path / "index", units(5))
+    before, look, journal = index.facts()["bytes"], Path.stat, tmp_path / "index" / "other-journal"
+
+    def look_once(self: Path, *, follow_symlinks: bool = True) -> os.stat_result:
+        status = look(self, follow_symlinks=follow_symlinks)
+        if self.name == journal.name:
+            self.unlink()
+        return status
+
+    journal.write_bytes(bytes(10))
+    monkeypatch.setattr(Path, "stat", look_once)
+    assert index.facts()["bytes"] == before + 10
+    assert not os.path.exists(journal)
+    assert index.facts()["bytes"] == before
 
 
 def test_threads_search_while_the_index_changes(tmp_path: Path) -> None:

@@ -127,6 +127,7 @@ def test_what_is_refused(searcher: Searcher, files: list[Path], tmp_path: Path) 
         (lambda: searcher.by_picture(files[0], k=0), "between 1 and"),
         (lambda: searcher.by_picture(files[0], diversity=1.5), "between 0 and 1"),
         (lambda: searcher.by_picture(files[0], box=(0.5, 0.5, 0.9, 0.1)), "x,y,width,height"),
+        (lambda: searcher.by_picture(files[0], min_score=float("nan")), "minimum score must be a number"),
         (lambda: searcher.by_vector(np.zeros(3, np.float32)), "finite numbers"),
         (lambda: searcher.by_vector(np.full(searcher.index.meta.dimension, np.nan, np.float32)), "finite numbers"),
     ):

@@ -464,6 +464,7 @@ def test_the_page_and_its_headers(web: TestClient) -> None:
         refused(web.get(path), 404, "nothing at this address")
     refused(web.post("/"), 405)
     refused(web.delete("/api/health"), 405)
+    assert web.head("/api/health").status_code == web.head("/").status_code == 200
 
 
 def test_the_documentation_needs_nothing_from_elsewhere(web: TestClient) -> None:

@@ -15,6 +15,7 @@ from PIL import Image
 from serving import client, copied, drawn, form, gallery, refused, service_for
 from starlette.testclient import TestClient
 
+from finesight.search.server import pictures
 from finesight.search.server.files import Outside, Vanished, open_inside
 from finesight.search.server.limits import Limits
 from finesight.search.server.upload import MOST_PARTS, shown_name
@@ -81,6 +82,45 @@ def still_well(web: TestClient) -> None:
 def test_what_is_no_picture(web: TestClient, data: bytes, status: int, word: str) -> None:
     refused(web.post("/api/search", files=form(data)), status, word)
     still_well(web)
+
+
+def in_pieces(kind: str, piece: bytes, count: int, *, at: int | None = None) -> bytes:
+    """A picture of that kind with many small pieces put into its headers."""
+    data = drawn(kind)
+    start = {"JPEG": 2, "PNG": 33, "GIF": 13 + 3 * (2 << (data[10] & 7))}[kind] if at is None else len(data) + at
+    return data[:start] + count * piece + data[start:]
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (in_pieces("JPEG", b"\xff\xe1\x00\x0aExif\0\0aa", 15_000), 415),  # each joined to those before
+        (in_pieces("JPEG", b"\xff\xfe\x00\x02", 40_000), 415),
+        (in_pieces("JPEG", b"\xff", 180_000), 415),
+        (in_pieces("PNG", chunk(b"zzZz", b""), 15_000), 415),
+        (in_pieces("GIF", b"\x21\xfe\x01a\x00", 35_000), 415),
+    ],
+    ids=["exif", "comments", "padding", "chunks", "extensions"],
+)
+def test_a_million_tiny_pieces(web: TestClient, data: bytes, status: int) -> None:
+    """Of 20 MB of them a decoder would make a minute's work, or an hour's."""
+    assert Image.open(io.BytesIO(data)).size == (48, 36)  # which it would take
+    refused(web.post("/api/search", files=form(data)), status, "damaged")
+    still_well(web)
+
+
+def test_tiny_pieces_after_the_picture(web: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = in_pieces("PNG", chunk(b"zzZz", b""), 15_000, at=-12)
+    assert web.post("/api/search", files=form(data)).status_code == 200  # far below the limit
+    monkeypatch.setattr(pictures.impatient, "__defaults__", (20_000,))
+    refused(web.post("/api/search", files=form(data)), 422, "too many pieces")
+
+
+def test_what_a_camera_hides_is_not_too_much(web: TestClient) -> None:
+    """A profile of 3 MB and long comments are some hundred pieces."""
+    segment = b"ICC_PROFILE\0\1\xff" + bytes(500)
+    data = in_pieces("JPEG", b"\xff\xe2" + struct.pack(">H", len(segment) + 2) + segment, 250)
+    assert web.post("/api/search", files=form(data)).status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "TIFF", "PNG"])

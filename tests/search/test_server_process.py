@@ -244,6 +244,19 @@ def test_ctrl_c_is_the_ordinary_end(place: tuple[Path, Path]) -> None:
     assert "Stopped." in err
 
 
+def test_ctrl_c_twice_and_in_the_middle_of_an_upload(place: tuple[Path, Path]) -> None:
+    with Serving("serve", place[0], "--port", "0") as running, connected(running.url) as slow:
+        slow.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + PART)
+        well(running.url)
+        running.send(signal.SIGINT)
+        time.sleep(0.2)
+        code, seconds, err = running.stop()
+    assert code in (0, 130)
+    assert seconds < 8
+    assert "Traceback" not in err
+    assert "Stopped." in err
+
+
 def test_sigterm(place: tuple[Path, Path]) -> None:
     with Serving("serve", place[0], "--port", "0") as running:
         well(running.url)

@@ -27,6 +27,7 @@ MAX_PIXELS = 178_956_970  # twice Pillow's warning threshold: where Pillow itsel
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
 _TOO_LARGE = f"too large: more than {MAX_PIXELS:,} pixels (possible decompression bomb)"
 _ORIENTATION_TAG = 0x0112
+ROWS = 256  # of a 32-bit picture, converted at a time
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -165,18 +166,28 @@ def _eight_bit_rgb(image: Image.Image) -> Image.Image:
 
 
 def _squeeze(values: NDArray[np.int32] | NDArray[np.float32]) -> NDArray[np.uint8]:
-    """32-bit integers and floats name no range: take the smallest usual one that holds them, else stretch."""
-    finite = np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
-    low, high = float(finite.min()), float(finite.max())
-    if low < 0 or high > 65535:
-        scaled = (finite - low) * (255 / max(high - low, 1e-12))
-    elif high > 255:
-        scaled = np.floor(finite / 256)
-    elif high <= 1 and values.dtype.kind == "f":
-        scaled = finite * 255
-    else:
-        scaled = finite
-    return np.rint(scaled).astype(np.uint8)
+    """32-bit integers and floats name no range: take the smallest usual one that holds them, else stretch.
+
+    Some rows at a time: in double precision a large picture would take a gigabyte and more.
+    """
+    starts = range(0, len(values), ROWS)
+    ends = [(block.min(), block.max()) for block in (_finite(values[start : start + ROWS]) for start in starts)]
+    low, high = float(min(least for least, _ in ends)), float(max(most for _, most in ends))
+    squeezed = np.empty(values.shape, np.uint8)
+    for start in starts:
+        finite = _finite(values[start : start + ROWS])
+        if low < 0 or high > 65535:
+            finite = (finite - low) * (255 / max(high - low, 1e-12))
+        elif high > 255:
+            finite = np.floor(finite / 256)
+        elif high <= 1 and values.dtype.kind == "f":
+            finite = finite * 255
+        squeezed[start : start + ROWS] = np.rint(finite)
+    return squeezed
+
+
+def _finite(values: NDArray[np.int32] | NDArray[np.float32]) -> NDArray[np.float64]:
+    return np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
 def _is_empty(stream: IO[bytes]) -> bool:

@@ -62,11 +62,17 @@ class Snapshot:
     def by_structure(
         self, queries: Floats, k: int, space: str, structure: Structure, loaded: Any
     ) -> tuple[Floats, Ids]:
-        """Candidates from the structure, and exactly from the rows that came after it; then their exact scores."""
+        """Candidates from the structure, and exactly from the rows that came after it; then their exact scores.
+
+        However many are asked for, lists name no more than lie in those looked at, and a graph no more than hang
+        together: where that is too few, every row is looked at.
+        """
         rows = self._near(loaded, queries, max(structure.pool, POOL * k))
         if self.state.rows > structure.rows:
             late = scan(queries, self.vectors[space][structure.rows :], self.live[structure.rows :], k)
             rows = [np.concatenate([near, structure.rows + more]) for near, more in zip(rows, late, strict=True)]
+        if min(map(len, rows), default=k) < min(k, self.count):
+            return self.exact(queries, k, space)
         return self._ranked(queries, rows, k, space)
 
     def _ranked(self, queries: Floats, rows: list[Ids], k: int, space: str) -> tuple[Floats, Ids]:

@@ -6,6 +6,7 @@ occasion (DNS rebinding) is found out by the Host header, a form sent from anoth
 
 from __future__ import annotations
 
+import asyncio
 import hashlib
 import hmac
 import ipaddress
@@ -121,6 +122,8 @@ class Guard:
             words = "The server is busy: too many requests at a time. Try again in a moment."
             await _answer(safely, 503, words, {"retry-after": "1"})
             return
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}  # of which the web server sends the head alone
         self._inside += 1
         try:
             await self._answered(scope, receive, safely)
@@ -138,6 +141,9 @@ class Guard:
 
         try:
             await self._app(scope, receive, noting)
+        except asyncio.CancelledError:  # by Ctrl-C, when it waited long enough: no fault, so no trace in the log
+            if not begun:
+                await _answer(send, 503, "The server is stopping.", {"connection": "close"})
         except Exception:
             log.exception("%s %s failed.", scope["method"], scope["path"])
             if begun:

@@ -95,7 +95,7 @@ def serve_app(app: FastAPI, bound: socket.socket, limits: Limits, started: Calla
         http=_Hasty,
         ws="none",
         loop="asyncio",
-        lifespan="on",
+        lifespan="off",  # there is none; cut short by a second Ctrl-C it would leave a trace
         log_level="warning",
         access_log=False,  # it would hold the addresses with their tokens
         server_header=False,

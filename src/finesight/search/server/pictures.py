@@ -9,7 +9,7 @@ import io
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 from fastapi import HTTPException
@@ -21,7 +21,40 @@ from finesight.search.base import Floats
 
 THUMB, LARGE = 320, 1600  # longest sides
 QUALITY = 85
+HEAD_READS = 2_000  # of a file until its size is known; a camera's take some hundred …
+READS = 200_000  # … and in all: many small pieces are no picture, and each takes its time
 _TINT = np.array([255.0, 70.0, 0.0], np.float32)
+
+
+class _Impatient(io.BufferedIOBase):
+    """A file that may be read so many times. Pillow takes headers apart piece by piece: a file of a million tiny ones
+    would hold a thread for a minute, or for an hour where each is joined to those before."""
+
+    def __init__(self, stream: IO[bytes], reads: int) -> None:
+        self._stream, self._left = stream, reads
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        self._left -= 1
+        if self._left < 0:
+            raise SkipImage("it is made of too many pieces")
+        return self._stream.read(-1 if size is None else size)
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET, /) -> int:
+        return self._stream.seek(offset, whence)
+
+    def tell(self) -> int:
+        return self._stream.tell()
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+
+def impatient(stream: IO[bytes], reads: int = READS) -> IO[bytes]:
+    """For decoders of what anyone may have sent."""
+    return cast(IO[bytes], _Impatient(stream, reads))
 
 
 def checked(stream: IO[bytes], pixels: int) -> None:
@@ -30,7 +63,7 @@ def checked(stream: IO[bytes], pixels: int) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(stream, formats=FORMATS) as image:
+            with Image.open(impatient(stream, HEAD_READS), formats=FORMATS) as image:
                 width, height = image.size
     except Image.DecompressionBombError:
         raise _too_many(pixels) from None
@@ -46,7 +79,7 @@ def opened(stream: IO[bytes], pixels: int, at_least: int | None = None) -> tuple
     """The upright picture and the size of its original, or an HTTPException: 413, 415, 422."""
     checked(stream, pixels)
     with in_words():
-        return read_sized(stream, at_least)
+        return read_sized(impatient(stream), at_least)
 
 
 @contextmanager

@@ -14,7 +14,7 @@ from finesight.search.base import Box, Floats, Index, Item, View
 from finesight.search.server import schemas
 from finesight.search.server.files import Stamp, Vanished, open_inside
 from finesight.search.server.limits import Limits
-from finesight.search.server.pictures import THUMB, checked, in_words, jpeg
+from finesight.search.server.pictures import THUMB, checked, impatient, in_words, jpeg
 from finesight.search.server.queries import Queries, Query
 from finesight.search.server.thumbs import Thumbs
 from finesight.search.view import centre_box, picture_view
@@ -117,7 +117,7 @@ def view_of(stream: IO[bytes], resolution: int, pixels: int, region: Box | None 
     """The view of a picture, which is read as the index read its own; 413, 415 or 422 when it cannot be used."""
     checked(stream, pixels)
     with in_words():
-        return picture_view(stream, resolution, region)
+        return picture_view(impatient(stream), resolution, region)
 
 
 def box_model(box: Box) -> schemas.ViewBox:
