@@ -13,7 +13,7 @@ from indexes import DIMENSION, SPACES, batch, contents, empty_index, filled_inde
 
 from finesight.errors import FineSightError
 from finesight.search import catalogue as catalogue_module
-from finesight.search import fitting
+from finesight.search import fitting, structures
 from finesight.search.base import NewItems
 from finesight.search.faiss_index import FaissIndex
 from finesight.search.nearest import ranked, scan
@@ -186,8 +186,9 @@ def test_as_many_as_are_asked_for(tmp_path: Path, form: str) -> None:
         assert (hits > 0).all()
 
 
-def test_tight_groups_that_a_graph_cannot_hold_together(tmp_path: Path) -> None:
-    """Bursts of nearly the same photo: no walk leads from one to the next, so lists are taken instead."""
+def test_tight_groups_that_a_graph_cannot_hold_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Bursts of nearly the same photo: no short walk leads from one to the next, so lists are taken instead."""
+    monkeypatch.setitem(structures.EFFORTS, "hnsw", ((16, 0), (32, 0)))
     random = np.random.default_rng(0)
     vectors = units(12)[np.repeat(np.arange(12), 150)] + 0.01 * random.standard_normal((1800, DIMENSION))
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
@@ -449,3 +450,18 @@ def test_an_index_is_not_made_just_anywhere(tmp_path: Path) -> None:
         FaissIndex.create(tmp_path / "new" / "deep", meta(), tmp_path / "encoder")
     (tmp_path / "new" / "deep" / "index.json").unlink()  # killed just before the end: begun anew
     FaissIndex.create(tmp_path / "new" / "deep", meta(), tmp_path / "encoder").close()
+
+
+def test_more_candidates_are_a_more_careful_search_of_a_graph() -> None:
+    """Vectors without any order are hard for a graph: what it misses at first, a larger effort must find."""
+    random = np.random.default_rng(0)
+    vectors, queries = (random.standard_normal((n, 48)).astype(np.float32) for n in (5000, 60))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    best = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
+    graph = structures.build("hnsw", vectors)
+    shares = []
+    for pool in (16, 512):
+        found = structures.candidates(graph, queries, pool)
+        shares.append(np.mean([np.isin(wanted, row).mean() for wanted, row in zip(best, found, strict=True)]))
+    assert shares[0] < 0.9
+    assert shares[1] > 0.98

@@ -105,10 +105,20 @@ def set_probes(index: Any, probes: int) -> None:
 def candidates(index: Any, queries: Floats, pool: int) -> Ids:
     """Near rows of each query, -1 where there are fewer. (n, D) -> (n, pool)
 
-    A graph looks at as many nodes as it is asked to return, so a larger pool is also a more careful search.
+    A graph is told to keep that many nodes in view: by itself it would keep 16, however many it is asked for.
     """
-    rows: Ids = index.search(np.ascontiguousarray(queries), min(pool, index.ntotal))[1]
+    rows: Ids = index.search(np.ascontiguousarray(queries), min(pool, index.ntotal), params=_effort(index, pool))[1]
     return rows
+
+
+def _effort(index: Any, pool: int) -> Any | None:
+    """With each search, not set once: several threads may share a structure."""
+    import faiss
+
+    if not isinstance(_inner(index), faiss.IndexHNSW):
+        return None
+    make: Any = faiss  # its stubs do not know these names
+    return make.SearchParametersPreTransform(index_params=make.SearchParametersHNSW(efSearch=pool))
 
 
 def write(index: Any, file: Path) -> None:
