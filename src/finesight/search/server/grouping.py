@@ -72,5 +72,5 @@ def one_cluster(service: Service, number: int, page: ClusterPage) -> schemas.Clu
     if found is None or number >= count:
         raise HTTPException(404, f"There is no cluster {number}: there are {count}.")
     ids = found.members(number).tolist()
-    shown = [service.brief(item) for item in ids[page.offset : page.offset + page.limit]]
-    return schemas.ClusterItems(id=number, size=len(ids), items=[item for item in shown if item is not None])
+    shown = service.brief(ids[page.offset : page.offset + page.limit])
+    return schemas.ClusterItems(id=number, size=len(ids), items=shown)

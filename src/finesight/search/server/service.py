@@ -8,6 +8,7 @@ from __future__ import annotations
 import io
 import threading
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -91,7 +92,7 @@ class Service:
             encoder=schemas.EncoderFacts(
                 method=meta.method, resolution=meta.resolution, pooling=meta.spaces[0], fingerprint=meta.fingerprint
             ),
-            index={"root": printable(meta.root), **self._index_facts()},
+            index=self._index_facts(),
             progress=None if stage is None else schemas.Progress(phase=stage.phase, done=stage.done, total=stage.total),
             problem=self.job.problem if self.job is not None else None,
             projections=projections_of(self.engine),
@@ -108,15 +109,21 @@ class Service:
         listing = self._listing()
         text = (page.text or "").lower()
         ids = [item for item, path in zip(listing.ids, listing.lower, strict=True) if text in path]
-        shown = [self.brief(item) for item in ids[page.offset : page.offset + page.limit]]
-        return schemas.Items(total=len(ids), items=[item for item in shown if item is not None])
+        return schemas.Items(total=len(ids), items=self.brief(ids[page.offset : page.offset + page.limit]))
 
-    def brief(self, item: int) -> schemas.Item | None:
-        found = self.index.item(item)
-        if found is None:
-            return None
-        path = printable(found.path)
-        return schemas.Item(id=str(item), path=path, name=name_of(found.path), width=found.width, height=found.height)
+    def brief(self, ids: Sequence[int]) -> list[schemas.Item]:
+        """Those of them that are still there."""
+        return [
+            schemas.Item(
+                id=str(item.id),
+                path=printable(item.path),
+                name=name_of(item.path),
+                width=item.width,
+                height=item.height,
+            )
+            for item in self.index.items(ids)
+            if item is not None
+        ]
 
     def item(self, name: str) -> schemas.ItemFacts:
         item = self.subjects.item(name)
