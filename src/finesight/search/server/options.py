@@ -19,7 +19,7 @@ UPLOADED = "An item id, or the q… id of a picture that was uploaded."
 
 
 def _given(value: object) -> object:
-    """A field left empty in a form is a field not given."""
+    """An empty name is none given. Numbers and boxes must not be empty: no schema could say so."""
     return None if value == "" else value
 
 
@@ -41,7 +41,6 @@ BoxText = Annotated[
         description="Only this part of the query: x,y,width,height as shares of the picture.",
         examples=["0.25,0.1,0.5,0.4"],
     ),
-    Empty,
 ]
 AnyQuery = Annotated[str, Field(pattern=ITEM_OR_QUERY, description=UPLOADED, examples=["1"])]
 
@@ -57,11 +56,9 @@ class SearchOptions(BaseModel):
     diversity: float = Field(
         0.0, ge=0, le=1, allow_inf_nan=False, description="0: the most alike; more: hits that differ from one another."
     )
-    min_score: Annotated[
-        float | None,
-        Field(ge=-1, le=1, allow_inf_nan=False, description="Leave out hits below this score."),
-        Empty,
-    ] = None
+    min_score: float | None = Field(
+        None, ge=-1, le=1, allow_inf_nan=False, description="Leave out hits below this score."
+    )
 
 
 class SearchById(SearchOptions):
@@ -81,7 +78,7 @@ class ClusterOptions(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     method: Literal["kmeans", "hdbscan"] = Field("kmeans", description="hdbscan finds the number by itself.")
-    count: Annotated[int | None, Field(ge=2, le=500, description="Of clusters (kmeans)."), Empty] = None
+    count: int | None = Field(None, ge=2, le=500, description="Of clusters (kmeans).")
 
 
 class Page(BaseModel):
@@ -101,9 +98,8 @@ class ClusterPage(ClusterOptions, Page):
 
 def from_form(fields: Mapping[str, str]) -> SearchOptions:
     """Of an upload; 422 in words."""
-    given = {name: text for name, text in fields.items() if text != ""}
     try:
-        return SearchOptions.model_validate(given)
+        return SearchOptions.model_validate(fields)
     except ValidationError as error:
         raise HTTPException(422, words(error.errors())) from None
 
