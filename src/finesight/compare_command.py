@@ -186,21 +186,21 @@ def changed_sheet(found: Comparison) -> bytes:
 
 def _sheet_of(found: Comparison, shown: NDArray[np.int64], hits: list[NDArray[np.int64]]) -> Figure:
     """As ``sheets.retrieval_rows``, but a column is a system and not a place in the ranking."""
-    from finesight.report.sheets import _below, _framed, _note, _sheet, _verdict
     from finesight.report.style import INK, short
+    from finesight.report.tiles import below, framed, note, sheet, verdict
 
     cache = max(found.a.cache, found.b.cache, key=lambda cache: cache.side)  # the same images, index by index
     labels, classes = cache.source.labels, cache.source.classes
     assert labels is not None
-    figure, grid = _sheet(len(shown), ["query", "nearest by A", "nearest by B"], tile=1.5, below=0.36)
+    figure, grid = sheet(len(shown), ["query", "nearest by A", "nearest by B"], tile=1.5, room=0.36)
     for row, (query, tiles) in enumerate(zip(shown.tolist(), grid, strict=True)):
         image = int(found.images[query])
-        _framed(tiles[0], cache.image(image), INK, 1.2)
-        _below(tiles[0], short(Path(found.paths[query]).name, 23), found.labels[query], INK)
+        framed(tiles[0], cache.image(image), INK, 1.2)
+        below(tiles[0], short(Path(found.paths[query]).name, 23), found.labels[query], INK)
         for axes, system, nearest in zip(tiles[1:], (found.a, found.b), hits, strict=True):
             hit = int(nearest[row])
-            colour, mark = _verdict(bool(labels[hit] == labels[image]))
-            _framed(axes, cache.image(hit), colour, 3)
-            _below(axes, f"{mark} AP {100 * system.queries.ap[query]:.1f}", classes[labels[hit]], colour)
-    _note(figure, 0.08, "✓ green: class of the query      ✗ red: another class")
+            colour, mark = verdict(bool(labels[hit] == labels[image]))
+            framed(axes, cache.image(hit), colour, 3)
+            below(axes, f"{mark} AP {100 * system.queries.ap[query]:.1f}", classes[labels[hit]], colour)
+    note(figure, 0.08, "✓ green: class of the query      ✗ red: another class")
     return figure

@@ -42,7 +42,7 @@ def index(
     engine = TorchEngine.load(run)
     source = open_source(folder)
     with closing(open_or_create(where, engine, run, source.root)) as store, _stoppable() as stop:
-        with _bars(not quiet) as tell:
+        with bars(not quiet) as tell:
             report = _finished(
                 lambda: update_index(
                     store,
@@ -115,7 +115,7 @@ def _finished(work: Any, stop: _Stop) -> Report:
 
 
 @contextmanager
-def _bars(show: bool) -> Iterator[Progress]:
+def bars(show: bool) -> Iterator[Progress]:
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 
     from finesight.console import console

@@ -12,7 +12,7 @@ from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.explain.explainer import Explainer
 from finesight.explain.files import Names
-from finesight.report.sheets import blend
+from finesight.report.tiles import blend
 from finesight.training.run import RunFolder
 
 

@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 from PIL import Image
 from png import Pixels, count, decode, flat
 
-from finesight.report import sheets
+from finesight.report import sheets, tiles
 from finesight.report.sheets import RetrievalRow
 
 
@@ -48,8 +48,8 @@ def test_blend_upsamples_bilinearly_between_cell_centres() -> None:
     image = flat(100, 8, 8)
     expected = np.clip((np.arange(8) + 0.5) / 4 - 0.5, 0, 1)  # align_corners=False, two cells over eight pixels
     weight = 0.45 + 0.3 * expected[:, None]
-    colours = (1 - weight) * 100 + weight * sheets.HEAT(expected)[:, :3] * 255
-    got = sheets.blend(image, np.array([[0.0, 1.0]]))
+    colours = (1 - weight) * 100 + weight * tiles.HEAT(expected)[:, :3] * 255
+    got = tiles.blend(image, np.array([[0.0, 1.0]]))
     np.testing.assert_allclose(got, np.broadcast_to(colours, (8, 8, 3)), atol=1)
 
 
@@ -57,7 +57,7 @@ def test_blend_takes_the_colour_out_of_the_image_so_that_only_heat_has_colour() 
     red, grey = np.zeros((4, 4, 3), np.uint8), flat(round(0.299 * 255), 4, 4)
     red[..., 0] = 255
     heat = np.full((2, 2), 0.5)
-    np.testing.assert_allclose(sheets.blend(red, heat), sheets.blend(grey, heat), atol=1)
+    np.testing.assert_allclose(tiles.blend(red, heat), tiles.blend(grey, heat), atol=1)
 
 
 @pytest.mark.parametrize(
@@ -120,7 +120,7 @@ def row(right: list[bool | None], found: int = 4) -> RetrievalRow:
 
 def frames(png: bytes) -> tuple[int, int, int]:
     pixels = decode(png)
-    return tuple(count(pixels, c) for c in (sheets.RIGHT, sheets.WRONG, sheets.UNKNOWN))  # type: ignore[return-value]
+    return tuple(count(pixels, c) for c in (tiles.RIGHT, tiles.WRONG, tiles.UNKNOWN))  # type: ignore[return-value]
 
 
 def test_frames_tell_right_wrong_and_unknown() -> None:
@@ -134,15 +134,15 @@ def test_frames_tell_right_wrong_and_unknown() -> None:
 
 def test_the_frame_sits_around_its_own_image() -> None:
     pixels = decode(sheets.retrieval_rows([row([False, True], found=2)])).astype(int)
-    red = np.argwhere((pixels == np.rint(np.array(to_rgb(sheets.WRONG)) * 255)).all(-1))[:, 1]
-    green = np.argwhere((pixels == np.rint(np.array(to_rgb(sheets.RIGHT)) * 255)).all(-1))[:, 1]
+    red = np.argwhere((pixels == np.rint(np.array(to_rgb(tiles.WRONG)) * 255)).all(-1))[:, 1]
+    green = np.argwhere((pixels == np.rint(np.array(to_rgb(tiles.RIGHT)) * 255)).all(-1))[:, 1]
     assert red.max() < green.min()
 
 
 def test_the_verdict_is_also_a_sign_for_eyes_that_do_not_tell_red_from_green(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(sheets, "WRONG", sheets.RIGHT)
+    monkeypatch.setattr(tiles, "WRONG", tiles.RIGHT)
     assert sheets.retrieval_rows([row([True])]) != sheets.retrieval_rows([row([False])])
 
 

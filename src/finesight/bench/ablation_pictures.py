@@ -21,8 +21,8 @@ from finesight.encoder import Encoder
 from finesight.evaluation.evaluate import split_indices
 from finesight.evaluation.features import BATCH
 from finesight.report.run_report import PICTURES, pixels, projection_responses
-from finesight.report.sheets import Picture, blend
 from finesight.report.style import ACCENT, FAINT, INK, QUIET, blank, drawn, short
+from finesight.report.tiles import Picture, blend
 
 if TYPE_CHECKING:
     from finesight.bench.ablation_run import Records

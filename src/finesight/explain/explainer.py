@@ -26,7 +26,7 @@ from finesight.explain.files import Names, write_png
 from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, Rectify
 from finesight.nn.pooling import attention_mask, energy_map
 from finesight.report.run_report import pixels
-from finesight.report.sheets import _range, blend
+from finesight.report.tiles import blend, value_range
 from finesight.training.run import RunFolder
 
 Floats = NDArray[np.float32]
@@ -75,7 +75,7 @@ class Explanation:
         picture, heat = self.pixels[i], self.heat(i, of)
         if side is not None:
             picture = np.asarray(Image.fromarray(picture).resize((side, side), Image.Resampling.BICUBIC))
-        bounds = _range(heat)
+        bounds = value_range(heat)
         return picture if bounds is None else blend(picture, (heat - bounds[0]) / (bounds[1] - bounds[0]))
 
     def top(self, i: int, count: int = 3) -> list[int]:

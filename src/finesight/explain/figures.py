@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 
 from finesight.explain.contributions import Doubles, Similarity
 from finesight.explain.explainer import Explanation
-from finesight.report.sheets import Picture, _below, _heat_key, _overlay, _range, _sheet, _show
 from finesight.report.style import INK, blank, drawn, short
+from finesight.report.tiles import Picture, below, heat_key, overlay, sheet, show, value_range
 
 TITLES = {"gradcam": "GradCAM of its loss", "energy": "channel energy", "mask": "mask"}
 
@@ -28,18 +28,18 @@ def side_by_side(runs: Mapping[str, Sequence[Explanation]], words: Sequence[tupl
         return blank("There are no images to show.")
     columns = [(name, of) for name, explanations in runs.items() for of in maps_of(explanations)]
     heads = [TITLES[of] if len(runs) == 1 else f"{name}:\n{TITLES[of]}" for name, of in columns]
-    figure, grid = _sheet(rows, ["image", *heads], tile=1.6, below=0.36)
+    figure, grid = sheet(rows, ["image", *heads], tile=1.6, room=0.36)
     pictures = next(iter(runs.values()))
     for i, tiles in enumerate(grid):
         picture = pictures[i].pixels[0]
-        _show(tiles[0], picture)
-        _below(tiles[0], short(words[i][0], 23), words[i][1], INK)
+        show(tiles[0], picture)
+        below(tiles[0], short(words[i][0], 23), words[i][1], INK)
         for axes, (name, of) in zip(tiles[1:], columns, strict=True):
             if of == "gradcam" and runs[name][i].gradcam is None:
                 continue  # a loss over the batch, and this image was one on its own
             heat = runs[name][i].heat(0, of)
-            _overlay(axes, picture, heat, _range(heat))
-    _heat_key(figure, "dark: least, bright: most (each map on its own scale)")
+            overlay(axes, picture, heat, value_range(heat))
+    heat_key(figure, "dark: least, bright: most (each map on its own scale)")
     return figure
 
 
@@ -60,15 +60,15 @@ def high_and_low(
     if not explanations or not chosen:
         return blank("There are no projections to show.")
     heads = [f"{kind}: projection {k}\nvariance {variances[k]:.2g}" for k, kind in chosen]
-    figure, grid = _sheet(len(explanations), ["image", "mask", *heads], tile=1.35)
+    figure, grid = sheet(len(explanations), ["image", "mask", *heads], tile=1.35)
     for explanation, tiles in zip(explanations, grid, strict=True):
         picture = explanation.pixels[0]
-        _show(tiles[0], picture)
+        show(tiles[0], picture)
         columns: list[str | int] = ["mask", *(k for k, _ in chosen)]
         for axes, of in zip(tiles[1:], columns, strict=True):
             heat = explanation.heat(0, of)
-            _overlay(axes, picture, heat, _range(heat))
-    _heat_key(figure, "dark: weakest, bright: strongest response (each map on its own scale)")
+            overlay(axes, picture, heat, value_range(heat))
+    heat_key(figure, "dark: weakest, bright: strongest response (each map on its own scale)")
     return figure
 
 
@@ -88,19 +88,19 @@ def alike(similarity: Similarity, pictures: tuple[Picture, Picture], names: tupl
     shown = similarity.projections[:top]
     heads = [f"all cells\nscore {similarity.score:.3f}"]
     heads += [f"projection {part.k}\n{part.share:+.3f} ({_percent(part.share, similarity.score)})" for part in shown]
-    figure, grid = _sheet(2, ["image", *heads], tile=1.6, below=0.36)
+    figure, grid = sheet(2, ["image", *heads], tile=1.6, room=0.36)
     sides: list[tuple[str, Doubles, list[Doubles]]] = [
         ("query", similarity.query_map, [part.query_map for part in shown]),
         ("hit", similarity.hit_map, [part.hit_map for part in shown]),
     ]
     for (word, whole, parts), picture, name, tiles in zip(sides, pictures, names, grid, strict=True):
-        _show(tiles[0], picture)
-        _below(tiles[0], word, name, INK)
-        bounds = _range(np.stack([whole, *parts, np.zeros_like(whole)]))
+        show(tiles[0], picture)
+        below(tiles[0], word, name, INK)
+        bounds = value_range(np.stack([whole, *parts, np.zeros_like(whole)]))
         for axes, values in zip(tiles[1:], [whole, *parts], strict=True):
-            _overlay(axes, picture, values, bounds)
-            _below(axes, f"{values.sum():+.3f}", "", INK)
-    _heat_key(figure, "dark: adds nothing to the score, bright: adds most; the numbers are the sums of the maps")
+            overlay(axes, picture, values, bounds)
+            below(axes, f"{values.sum():+.3f}", "", INK)
+    heat_key(figure, "dark: adds nothing to the score, bright: adds most; the numbers are the sums of the maps")
     return figure
 
 

@@ -79,10 +79,10 @@ def update_job(
     where: str, engine: Engine, folder: str | Path, run: Path, *, workers: int | None = None, progress: bool = True
 ) -> Job:
     """Brings the index in ``where`` up to date with its folder, by a connection of its own: searching goes on."""
-    from finesight.index_command import _bars
+    from finesight.index_command import bars
 
     def work(job: Job) -> None:
-        with closing(open_index(where)) as index, _bars(progress) as bar:
+        with closing(open_index(where)) as index, bars(progress) as bar:
 
             def tell(phase: str, done: int, total: int) -> None:
                 job.tell(phase, done, total)
