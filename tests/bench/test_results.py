@@ -11,9 +11,10 @@ import numpy as np
 import pytest
 
 from finesight.bench import results as module
-from finesight.bench.results import REQUIRED, ResultFiles, put
+from finesight.bench.results import REQUIRED, ResultFiles
 from finesight.errors import FineSightError
 from finesight.evaluation.retrieval import RetrievalScores
+from finesight.files import put
 
 
 def queries(count: int = 5) -> RetrievalScores:
@@ -49,7 +50,7 @@ def test_a_write_that_fails_leaves_what_was_there(files: ResultFiles, monkeypatc
     def full(*_: object) -> None:
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(module.os, "replace", full)
+    monkeypatch.setattr("os.replace", full)
     with pytest.raises(OSError, match="No space"):
         files.write("lcr", 0, result() | {"more": 1}, queries(7))
     assert files.file("lcr", 0).read_bytes() == before

@@ -21,11 +21,12 @@ from finesight.bench.ablation_study import Study
 from finesight.bench.ablations import KEEP_ALL, paper_columns
 from finesight.bench.machine import commit, machine
 from finesight.bench.networks import by_epoch, finished, settings, trained
-from finesight.bench.results import put, read_json
+from finesight.bench.results import read_json
 from finesight.console import console
 from finesight.data.sources import ImageSource
 from finesight.encoder import Encoder
 from finesight.evaluation.evaluate import evaluate_poolings
+from finesight.files import put
 from finesight.nn.pooling_config import AnyPooling
 
 SCORES = ("rank1", "rank5", "mAP")

@@ -104,8 +104,8 @@ def birds(
 
 def _draw(folder: Path, profile: Profile, results: Results, job: Bench | None) -> None:
     from finesight.bench.pictures import attention_figure, k_figure
-    from finesight.bench.results import put
     from finesight.console import console
+    from finesight.files import put
 
     put(folder / f"{profile.name}-k.png", k_figure(profile, results))
     if job is None:

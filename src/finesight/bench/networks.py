@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 
 from finesight.bench.machine import Usage, measured
-from finesight.bench.results import put
 from finesight.bench.systems import UNTRAINED
 from finesight.config import RuntimeConfig, TrainConfig, flat, write_yaml
 from finesight.data.catalogue import split_name
 from finesight.encoder import Encoder
 from finesight.errors import FineSightError, Interrupted
+from finesight.files import put
 from finesight.training.export import studied_branches
 from finesight.training.health import collapse_warning
 from finesight.training.metrics import read_metrics

@@ -10,10 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from finesight.bench.results import ResultFiles, Results, put
+from finesight.bench.results import ResultFiles, Results
 from finesight.bench.table import CURVE, difference_rows, score_rows
 from finesight.bench.tables import TABLES, Found, cells, notes, table_rows
 from finesight.errors import FineSightError
+from finesight.files import put
 
 PARTS = ("scores", "gains")
 BEGIN = re.compile(r"<!-- bench:(?P<name>[^\s>]*) -->")

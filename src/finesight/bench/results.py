@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import os
 import zipfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +14,7 @@ from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
 from finesight.evaluation.retrieval import RetrievalScores
+from finesight.files import put
 
 Results = dict[str, dict[int, dict[str, Any]]]  # system -> seed -> result
 
@@ -71,14 +71,6 @@ class ResultFiles:
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             again = f"Delete {self.file(system, seed).name} to run it again."
             raise FineSightError(f"The queries {file} cannot be read: {error}. {again}") from error
-
-
-def put(file: Path, content: bytes) -> None:
-    """Whole or not at all, whoever else writes it and whenever this process is killed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_name(f".{file.name}.{os.getpid()}.tmp")
-    scratch.write_bytes(content)
-    os.replace(scratch, file)
 
 
 def read_json(file: Path, what: str = "") -> dict[str, Any]:

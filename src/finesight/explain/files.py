@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import os
 import unicodedata
 from pathlib import Path
 
@@ -12,6 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from finesight.errors import FineSightError
+from finesight.files import put
 
 LONGEST = 100  # bytes of a name: what is added to it must fit in a file system's 255
 
@@ -52,11 +52,7 @@ def write_png(path: Path, picture: NDArray[np.uint8]) -> None:
 def write(path: Path, data: bytes) -> None:
     """In one move: whoever looks, or a run that is killed, never sees half a file."""
     make_folder(path.parent)
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        part.write_bytes(data)
-        os.replace(part, path)
+        put(path, data)
     except OSError as error:
         raise FineSightError(f"{path} cannot be written: {error.strerror}. Free space, or give another -o.") from error
-    finally:
-        part.unlink(missing_ok=True)

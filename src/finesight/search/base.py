@@ -84,6 +84,16 @@ class Index(ABC):
     @abstractmethod
     def add(self, batch: NewItems) -> None: ...
 
+    def checked(self, batch: NewItems) -> list[Item]:
+        """The items of a batch that can be added: each once, with a vector of the right width in every space."""
+        items = list(batch.items)
+        if len({item.id for item in items}) != len(items) or len({item.path for item in items}) != len(items):
+            raise ValueError("an item is twice in one batch")
+        for space in self.meta.spaces:
+            if batch.vectors[space].shape != (len(items), self.meta.dimension):
+                raise ValueError(f"{len(items)} items but {space} vectors {batch.vectors[space].shape}")
+        return items
+
     @abstractmethod
     def remove(self, ids: Ids) -> None: ...
 

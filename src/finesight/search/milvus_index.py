@@ -264,12 +264,7 @@ class MilvusIndex(Index):
     # --- writing --------------------------------------------------------------------------------------------------
 
     def add(self, batch: NewItems) -> None:
-        items = list(batch.items)
-        if len({item.id for item in items}) != len(items) or len({item.path for item in items}) != len(items):
-            raise ValueError("an item is twice in one batch")
-        for space in self.meta.spaces:
-            if batch.vectors[space].shape != (len(items), self.meta.dimension):
-                raise ValueError(f"{len(items)} items but {space} vectors {batch.vectors[space].shape}")
+        items = self.checked(batch)
         if not items:
             return
         self._forget_other_ids(items)
