@@ -25,18 +25,18 @@ import numpy as np
 import torch
 
 from finesight.api import frozen
-from finesight.bench.machine import commit, machine
-from finesight.bench.profiles import profile
-from finesight.config import RuntimeConfig, TrainConfig, build_config
-from finesight.console import track
 from finesight.data.cache import cache_side, open_cache
 from finesight.data.sources import ImageSource, open_source
-from finesight.encoder import Encoder
-from finesight.evaluation.features import object_masks
 from finesight.evaluation.retrieval import retrieval
+from finesight.features.encoder import Encoder
+from finesight.features.extract import object_masks
+from finesight.io.console import track
 from finesight.nn.backbone import Backbone
 from finesight.nn.pooling import attention_mask, energy_map, object_share, pool
-from finesight.training.export import mixed_with_initial
+from finesight.paper.machine import commit, machine
+from finesight.paper.profiles import profile
+from finesight.training.config import RuntimeConfig, TrainConfig, build_config
+from finesight.training.save_encoder import mixed_with_initial
 from finesight.training.train import train
 
 FIRST, LAST, SPLIT_SEED = 50, 150, 7

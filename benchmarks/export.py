@@ -23,15 +23,15 @@ import numpy as np
 import torch
 
 from finesight.api import frozen
-from finesight.bench.machine import commit, machine
 from finesight.data.sources import open_source
-from finesight.export.check import reference
-from finesight.export.names import ATTENTION, AVERAGE, FEATURE, IMAGES
 from finesight.export.onnx import export_onnx
 from finesight.export.quantise import compared, quantise
-from finesight.export.runtime import needed, session
+from finesight.export.verify import reference
+from finesight.features.onnx_names import ATTENTION, AVERAGE, FEATURE, IMAGES
+from finesight.features.onnx_runtime import needed, session
+from finesight.features.preprocess import picture_view
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.search.view import picture_view
+from finesight.paper.machine import commit, machine
 
 NAMES = (FEATURE, AVERAGE, ATTENTION)
 

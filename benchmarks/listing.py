@@ -96,7 +96,7 @@ def peak_mb() -> float:
 
 
 def measure_here(place: Path) -> dict[str, Any]:
-    from finesight.data.catalogue import recognised
+    from finesight.data.layouts.catalog import recognised
     from finesight.data.sources import open_source
 
     recognised(place.parent)  # imports what opening imports
@@ -153,7 +153,7 @@ def main() -> None:
             print(json.dumps({case: rows[case]}), flush=True)
     if options.out is None:
         return
-    from finesight.bench.machine import commit, machine
+    from finesight.paper.machine import commit, machine
 
     result = {
         "command": f"python benchmarks/listing.py --images {options.images} --cases {options.cases!r}",

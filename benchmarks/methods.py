@@ -26,12 +26,12 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import numpy as np
 import torch
 
-from finesight.bench.machine import commit, machine, measured
-from finesight.bench.paper import paper_results
-from finesight.config import build_config
 from finesight.data.cache import cache_side
 from finesight.methods.recipes import RECIPES
+from finesight.paper.machine import commit, machine, measured
+from finesight.paper.published import paper_results
 from finesight.training.batches import Batch
+from finesight.training.config import build_config
 from finesight.training.module import TrainingModule
 
 BASE = "moco-v2"

@@ -38,11 +38,11 @@ import httpx
 import numpy as np
 
 from finesight.search.base import IndexMeta, Item, NewItems
-from finesight.search.files import path_id
-from finesight.search.open import create_index
+from finesight.search.engines import create_index
+from finesight.search.image_files import path_id
 
 DIMENSION, CENTRES, BATCH, SPACE = 2048, 2000, 1000, "average"
-SERVE = "import typer; from finesight.serve_command import serve; typer.run(serve)"
+SERVE = "import typer; from finesight.cli.serve import serve; typer.run(serve)"
 LEAST_TRUE = 1e-6  # scores that differ by less are equal
 
 
@@ -79,7 +79,7 @@ def encoder(folder: Path) -> Path:
 
 
 def meta_of(run: Path) -> IndexMeta:
-    from finesight.search.engine import fingerprint
+    from finesight.features.embedder import fingerprint
 
     return IndexMeta(
         fingerprint=fingerprint(run),
@@ -152,10 +152,10 @@ def update(folder: str, images: int) -> dict[str, Any]:
     import torch
     from PIL import Image
 
-    from finesight.encoder import Encoder, EncoderConfig
+    from finesight.features.embedder import TorchEngine
+    from finesight.features.encoder import Encoder, EncoderConfig
     from finesight.nn.backbone_config import BackboneConfig
     from finesight.search.build import open_or_create, update_index
-    from finesight.search.engine import TorchEngine
 
     torch.manual_seed(0)
     backbone = BackboneConfig(name="test_resnet", weights="random", output_stride=8)
@@ -284,11 +284,11 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
     """An LCR encoder with its default pooling. Seconds of the clock and of the processor."""
     import torch
 
-    from finesight.encoder import Encoder, EncoderConfig
+    from finesight.features.embedder import TorchEngine
+    from finesight.features.encoder import Encoder, EncoderConfig
     from finesight.nn.backbone_config import BackboneConfig
     from finesight.rationale.config import READINGS
     from finesight.search.base import View
-    from finesight.search.engine import TorchEngine
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -361,7 +361,7 @@ def main() -> None:
 
 
 def write(part: str, found: dict[str, Any], load: float, options: argparse.Namespace) -> None:
-    from finesight.bench.machine import commit, machine
+    from finesight.paper.machine import commit, machine
 
     words = {"faiss": ("rows", "queries", "clients"), "memory": ("rows",), "embedding": ("rounds", "threads")}
     words["milvus"] = ("milvus_rows", "queries", "clients")

@@ -37,7 +37,7 @@ def _own_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session")
 def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Drawn look-alikes with labels, splits and masks. Not to be written to."""
-    from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+    from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 
     root = tmp_path_factory.mktemp("data") / "birds"
     make_lookalikes(root, LookalikesConfig(species=SPECIES, train_per_species=TRAIN, test_per_species=TEST, size=40))

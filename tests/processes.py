@@ -27,7 +27,7 @@ TINY = (
 )
 TIMEOUT = 180.0
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
-PRELOAD = ["pytest", "finesight.cli", "finesight.api", "finesight.embedding", "finesight.report.run_report"]
+PRELOAD = ["pytest", "finesight.cli.main", "finesight.api", "finesight.features.writing", "finesight.report.run_report"]
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ def _run_cli(args: list[str], out: str, err: str, env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
     sys.argv = ["finesight", *args]
-    from finesight.cli import main
+    from finesight.cli.main import main
 
     main()
 

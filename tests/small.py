@@ -6,11 +6,11 @@ from typing import Any
 
 import torch
 
-from finesight.config import build_config
 from finesight.data.saliency import SIDE
 from finesight.data.scene import Backdrop
 from finesight.methods.recipes import recipe
 from finesight.training.batches import Batch
+from finesight.training.config import build_config
 from finesight.training.module import TrainingModule
 
 CLASSES = 4

@@ -33,7 +33,7 @@ def modules_after(code: str) -> set[str]:
 
 def command_line(*args: str) -> str:
     return f"""
-from finesight.cli import main
+from finesight.cli.main import main
 sys.argv = ["finesight", *{args!r}]
 try:
     main()

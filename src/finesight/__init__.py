@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from finesight.api import evaluate, load, train
-    from finesight.encoder import Encoder
     from finesight.errors import FineSightError
     from finesight.explain.explainer import Explainer
-    from finesight.search.api import open_index, search_images
+    from finesight.features.encoder import Encoder
+    from finesight.search.functions import open_index, search_images
 
 __version__ = "0.1.0"
 __all__ = [
@@ -32,13 +32,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "Encoder": "finesight.encoder",
+    "Encoder": "finesight.features.encoder",
     "Explainer": "finesight.explain.explainer",
     "FineSightError": "finesight.errors",
     "evaluate": "finesight.api",
     "load": "finesight.api",
-    "open_index": "finesight.search.api",
-    "search_images": "finesight.search.api",
+    "open_index": "finesight.search.functions",
+    "search_images": "finesight.search.functions",
     "train": "finesight.api",
 }
 

@@ -1,3 +1,3 @@
-from finesight.cli import main
+from finesight.cli.main import main
 
 main()

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from finesight.config import RuntimeConfig, build_config
-from finesight.encoder import Encoder, EncoderConfig
 from finesight.evaluation.evaluate import Evaluation
 from finesight.evaluation.evaluate import evaluate as evaluate_encoder
+from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import PoolingName
+from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.train import train as train_run
 
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from finesight.data.aircraft import BANNER, is_aircraft, open_aircraft
 from finesight.data.cache import open_cache
-from finesight.data.check import check_source
-from finesight.data.official import OFFICIAL, missing_words
+from finesight.data.layouts.aircraft import BANNER, is_aircraft, open_aircraft
+from finesight.data.layouts.official import OFFICIAL, missing_words
+from finesight.data.quality import check_source
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 

@@ -22,7 +22,7 @@ from finesight.data import store
 from finesight.data.cache import DecodedCache, cache_side, default_cache_dir, open_cache, write_skipped
 from finesight.data.decode import read_sized
 from finesight.data.geometry import Geometry, read_cached
-from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.data.saliency import masks_from
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
@@ -663,7 +663,7 @@ import sys, time
 from pathlib import Path
 from finesight.data import store
 from finesight.data.cache import open_cache
-from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.data.saliency import masks_from
 from finesight.data.sources import open_source
 folder, cache, side, slow_file, seconds = sys.argv[1:]

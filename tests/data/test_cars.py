@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from finesight.data.cars import is_cars, open_cars
-from finesight.data.official import missing_words
+from finesight.data.layouts.cars import is_cars, open_cars
+from finesight.data.layouts.official import missing_words
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 

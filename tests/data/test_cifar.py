@@ -20,11 +20,11 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from finesight.data import cifar, cifar_pickle
 from finesight.data.cache import open_cache
-from finesight.data.cifar import coarse_labels, is_cifar, open_cifar
-from finesight.data.cifar_pickle import read_pickle
-from finesight.data.official import OFFICIAL, missing_words
+from finesight.data.layouts import cifar, cifar_pickle
+from finesight.data.layouts.cifar import coarse_labels, is_cifar, open_cifar
+from finesight.data.layouts.cifar_pickle import read_pickle
+from finesight.data.layouts.official import OFFICIAL, missing_words
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 
@@ -255,7 +255,7 @@ def test_the_layout_is_recognised(form: str, above: bool, request: pytest.Fixtur
 def test_unpacked_once(python: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     first = opened(python)
     times = [first.file(i).stat().st_mtime_ns for i in range(len(first))]
-    monkeypatch.setattr("finesight.data.cifar.read_pickle", None)  # not even read again
+    monkeypatch.setattr("finesight.data.layouts.cifar.read_pickle", None)  # not even read again
     second = opened(python)
     assert facts(second) == facts(first)
     assert [second.file(i).stat().st_mtime_ns for i in range(len(second))] == times
@@ -327,7 +327,7 @@ def test_a_full_disk_leaves_nothing_behind(python: Path, cache: Path, monkeypatc
 SLOW = """
 import sys, time
 from pathlib import Path
-from finesight.data import cifar
+from finesight.data.layouts import cifar
 png, count = cifar._png, iter(range(100))
 def slow(image):
     time.sleep(60 * (next(count) == 20))

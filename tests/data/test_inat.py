@@ -8,8 +8,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finesight.data.inat import is_inat, open_inat, super_categories
-from finesight.data.official import OFFICIAL, missing_words
+from finesight.data.layouts.inat import is_inat, open_inat, super_categories
+from finesight.data.layouts.official import OFFICIAL, missing_words
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 

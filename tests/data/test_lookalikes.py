@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageFilter
 from pydantic import ValidationError
 
-from finesight.data.drawing import HABITATS, PART_NAMES, draw, make_species
-from finesight.data.lookalikes import LookalikesConfig, make_lookalikes, open_lookalikes
+from finesight.data.layouts.drawing import HABITATS, PART_NAMES, draw, make_species
+from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes, open_lookalikes
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 

@@ -14,7 +14,7 @@ LINES = 1_000_000
 # Seconds of a bare walk (or of a csv reader over the lines) and of open_source, the growth of the peak in MB.
 MEASURE = """
 import csv, json, os, resource, sys, time
-from finesight.data.catalogue import recognised
+from finesight.data.layouts.catalog import recognised
 from finesight.data.sources import open_source
 from pathlib import Path
 

@@ -3,7 +3,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finesight.data.official import MINIMA, OFFICIAL, absent_files, missing_words
+from finesight.data.layouts.official import MINIMA, OFFICIAL, absent_files, missing_words
 from finesight.data.sources import ImageSource, open_source
 
 

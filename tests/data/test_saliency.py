@@ -15,7 +15,7 @@ from torch import Tensor
 
 from finesight.data import saliency, saliency_store
 from finesight.data.cache import DecodedCache, open_cache
-from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.data.saliency import SIDE, areas, detected, masks_from, saliency_maps
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError

@@ -11,11 +11,11 @@ from scipy import stats
 from torch import Tensor
 from torchvision.transforms import ColorJitter, InterpolationMode, RandomResizedCrop
 
-from finesight.config import build_config
 from finesight.data import views
 from finesight.data.views import ViewConfig, ViewParams, apply_views, centre_view, random_views, sample_params
 from finesight.errors import FineSightError
 from finesight.methods.recipes import RECIPES
+from finesight.training.config import build_config
 
 TV_JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
 OUR_JITTER = (views.adjust_brightness, views.adjust_contrast, views.adjust_saturation, views.adjust_hue)

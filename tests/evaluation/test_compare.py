@@ -15,14 +15,14 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from finesight.api import frozen
-from finesight.compare_command import compare as command
+from finesight.cli.compare import compare as command
 from finesight.data.cache import DecodedCache, open_cache
 from finesight.data.sources import ImageSource, open_source
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation import compare as module
 from finesight.evaluation.compare import Comparison, compare, nearest
 from finesight.evaluation.evaluate import evaluate
+from finesight.features.encoder import Encoder
 from finesight.nn.backbone_config import BackboneConfig
 
 Found = tuple[int, float, str]  # place of the first of its class, AP, nearest

@@ -19,14 +19,14 @@ from PIL import Image
 import finesight
 from finesight.api import frozen
 from finesight.data.sources import open_source
-from finesight.encoder import Encoded, Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation import evaluate as module
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings, split_indices
 from finesight.evaluation.knn import knn_hits
 from finesight.evaluation.linear import linear_probe
-from finesight.evaluation.setting import Protocol, setting_words
-from finesight.evaluation.wide import WideRows
+from finesight.evaluation.protocol import Protocol, setting_words
+from finesight.features.encoder import Encoded, Encoder
+from finesight.features.wide import WideRows
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import ORACLES, POOLINGS
 from finesight.rationale.config import READINGS

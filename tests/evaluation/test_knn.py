@@ -9,7 +9,7 @@ from finesight.errors import FineSightError
 from finesight.evaluation import retrieval as similarity
 from finesight.evaluation.knn import knn_hits
 from finesight.evaluation.retrieval import cross_rows
-from finesight.evaluation.wide import WideRows
+from finesight.features.wide import WideRows
 from reference.knn import vote
 
 

@@ -11,10 +11,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finesight.errors import FineSightError
-from finesight.evaluation import linear, row_space
+from finesight.evaluation import linear
 from finesight.evaluation.linear import fit, linear_probe, nested_fractions, predict
-from finesight.evaluation.row_space import RowSpace
-from finesight.evaluation.wide import WideRows
+from finesight.features import row_space
+from finesight.features.row_space import RowSpace
+from finesight.features.wide import WideRows
 from reference.linear import sgd
 
 QUICK = {"lrs": (1.0, 10.0, 100.0), "epochs": (5, 15)}
@@ -460,8 +461,9 @@ def test_wide_features_are_never_copied() -> None:
     """Of 3,000 images with 20,000 numbers (120 MB in 16 bits, 240 in float32) in all, 800 to fit to."""
     script = """
 import resource, numpy as np
-from finesight.evaluation import linear, row_space
-from finesight.evaluation import wide as store
+from finesight.evaluation import linear
+from finesight.features import row_space
+from finesight.features import wide as store
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 store.BLOCK_BYTES = row_space.GRAM_BLOCK = 2 * 2**20
 linear.BATCH = row_space.BATCH = 64

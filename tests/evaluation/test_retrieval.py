@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from finesight.errors import FineSightError
 from finesight.evaluation import retrieval as module
 from finesight.evaluation.retrieval import neighbours, retrieval
-from finesight.evaluation.wide import WideRows
+from finesight.features.wide import WideRows
 from reference.retrieval import ranking, retrieval_scores
 
 
@@ -290,7 +290,7 @@ def test_wide_features_are_never_copied() -> None:
     script = """
 import resource, numpy as np
 from finesight.evaluation import retrieval as module
-from finesight.evaluation import wide as store
+from finesight.features import wide as store
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 store.BLOCK_BYTES = module.GALLERY_BYTES = 2 * 2**20
 rng = np.random.default_rng(0)

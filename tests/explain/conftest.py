@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 import torch
 
-from finesight.config import write_yaml
-from finesight.encoder import Encoder
+from finesight.features.encoder import Encoder
 from finesight.rationale.branch import FittingBranch
 from finesight.training.checkpoints import save_checkpoint
-from finesight.training.export import encoder_of
-from finesight.training.run import RunFolder
+from finesight.training.config import write_yaml
+from finesight.training.run_folder import RunFolder
+from finesight.training.save_encoder import encoder_of
 from small import small_module, take_step
 
 

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.explain.contributions import Seen, Similarity, decompose, similarity
+from finesight.features.embedder import TorchEngine
+from finesight.features.encoder import Encoder
+from finesight.features.preprocess import picture_view
 from finesight.nn.pooling_config import POOLINGS
 from finesight.search.base import Box
-from finesight.search.engine import TorchEngine
-from finesight.search.view import picture_view
 from reference import contributions as loops
 
 K = 5

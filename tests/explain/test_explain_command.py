@@ -15,10 +15,10 @@ import typer
 from PIL import Image
 from typer.testing import CliRunner
 
+from finesight.cli.explain import explain, run_names
 from finesight.errors import FineSightError
-from finesight.explain.folder import grouped
-from finesight.explain_command import explain, run_names
-from finesight.training.run import RunFolder
+from finesight.explain.batch import grouped
+from finesight.training.run_folder import RunFolder
 
 RunOf = Callable[..., RunFolder]
 app = typer.Typer()

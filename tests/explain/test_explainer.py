@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.explain.explainer import Explainer
-from finesight.explain.files import Names
-from finesight.report.tiles import blend
-from finesight.training.run import RunFolder
+from finesight.explain.output import Names
+from finesight.features.encoder import Encoder
+from finesight.plots.tiles import blend
+from finesight.training.run_folder import RunFolder
 
 
 @pytest.fixture(scope="module")

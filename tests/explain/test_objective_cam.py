@@ -10,11 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from finesight.encoder import Encoder
 from finesight.explain.objective_cam import COUPLED, NoGradCAM, ObjectiveCam, _module, loss_gradcam
+from finesight.features.encoder import Encoder
 from finesight.methods.recipes import RECIPES
 from finesight.methods.registry import OBJECTIVES
-from finesight.training.run import RunFolder
+from finesight.training.run_folder import RunFolder
 
 RunOf = Callable[..., RunFolder]
 # One recipe of every objective, and those that pool in training by the branch or keep boxes in the checkpoint.

@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.testing import assert_close
 
-from export.networks import KINDS, small_encoder
-from finesight.export.check import reference, trials
 from finesight.export.graph import Graph, cell_share
+from finesight.export.verify import reference, trials
 from finesight.nn.pooling import object_share
 from finesight.nn.pooling_config import PoolingName
 from finesight.rationale.config import ReadingName
+from networks import KINDS, small_encoder
 from reference.boxes import share
 
 

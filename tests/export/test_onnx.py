@@ -17,18 +17,18 @@ from onnx import numpy_helper
 from typer.testing import CliRunner
 
 import finesight
-from export.networks import small_encoder
 from finesight.api import frozen
-from finesight.encoder import Encoder
+from finesight.cli.export import export
 from finesight.errors import FineSightError
-from finesight.export.check import check, cosine
-from finesight.export.names import AXES
 from finesight.export.onnx import Exported, export_onnx, traced, write_checked
-from finesight.export_command import export
+from finesight.export.verify import check, cosine
+from finesight.features.embedder import fingerprint
+from finesight.features.encoder import Encoder
+from finesight.features.onnx_names import AXES
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import PoolingName
 from finesight.rationale.config import ReadingName
-from finesight.search.engine import fingerprint
+from networks import small_encoder
 
 cli = typer.Typer()
 cli.command()(export)

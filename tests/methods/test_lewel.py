@@ -9,7 +9,6 @@ from objectives import bare, normal, outcome_of, pictures, seeded, small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.config import build_config, flat
 from finesight.errors import FineSightError
 from finesight.methods.lewel import LEWEL, LEWELConfig, LEWELHead, LEWELHeadConfig, align
 from finesight.methods.lewel_byol import LEWELBYOL
@@ -18,6 +17,7 @@ from finesight.nn.pooling import Pool
 from finesight.rationale.config import READINGS
 from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
 from finesight.rationale.loss import Rationale
+from finesight.training.config import build_config, flat
 from reference.byol import byol as byol_reference
 from reference.gradcam import differences
 from reference.infonce import info_nce as info_nce_reference

@@ -5,13 +5,13 @@ from typing import Any, get_args
 import pytest
 import yaml
 
-from finesight.bench.paper import TABLE_1, TABLE_3, paper_results
-from finesight.config import build_config, flat
 from finesight.errors import FineSightError
 from finesight.methods.recipes import RECIPES, recipe
 from finesight.methods.registry import OBJECTIVES
 from finesight.nn.pooling import uses_rationale
 from finesight.nn.pooling_config import PoolingName
+from finesight.paper.published import TABLE_1, TABLE_3, paper_results
+from finesight.training.config import build_config, flat
 
 TRAINED = [name for name, entry in RECIPES.items() if entry.objective is not None]
 BY_BRANCH = {"lcr-dual-pooling", "moco-bilinear", "sam-ssl-bilinear"}  # their training pools by it

@@ -6,7 +6,7 @@ import pytest
 import torch
 from objectives import bare, images, normal, outputs, pictures, seeded, small
 
-from finesight.config import RuntimeConfig, build_config
+from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.train import prepare_data
 from reference.dino import cross_entropy
 from reference.gradcam import differences

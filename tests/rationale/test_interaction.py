@@ -10,16 +10,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError
+from finesight.features.encoder import Encoder
 from finesight.methods.base import full_precision
 from finesight.nn.pooling import Pool
 from finesight.rationale.branch import FittingBranch
 from finesight.rationale.config import READINGS, RationaleConfig
 from finesight.rationale.gradcam import pooled_gradcam
 from finesight.rationale.interaction import BilinearPool, MaskedPool, branch_pool
-from finesight.training.export import encoder_of
 from finesight.training.module import TrainingModule
+from finesight.training.save_encoder import encoder_of
 from reference.gradcam import average
 from reference.pooling import bilinear as bilinear_reference
 from reference.pooling import mask as mask_reference

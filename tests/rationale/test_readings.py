@@ -10,15 +10,15 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.config import build_config
-from finesight.encoder import Encoder, EncoderConfig
 from finesight.evaluation.evaluate import _probe_unit
+from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.methods.base import Outcome
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling import attention_mask, pool
 from finesight.rationale.config import READINGS, RationaleConfig, ReadingName
 from finesight.rationale.loss import Rationale
 from finesight.training.batches import Batch
+from finesight.training.config import build_config
 from finesight.training.module import TrainingModule
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "readings.md"

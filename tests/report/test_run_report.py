@@ -15,9 +15,8 @@ import pytest
 from PIL import Image
 
 import finesight
-from finesight.config import flat
-from finesight.encoder import Encoder
 from finesight.evaluation.evaluate import Evaluation, evaluate
+from finesight.features.encoder import Encoder
 from finesight.report.run_report import (
     class_table,
     pixels,
@@ -26,7 +25,8 @@ from finesight.report.run_report import (
     search_rows,
     super_table,
 )
-from finesight.training.run import RunFolder
+from finesight.training.config import flat
+from finesight.training.run_folder import RunFolder
 from processes import TINY, Finished, command, succeeded
 
 

@@ -12,17 +12,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes import contents, small_encoder, update_slowly
 from PIL import Image
 
 from finesight.errors import FineSightError
-from finesight.search import build, files
+from finesight.features.embedder import TorchEngine
+from finesight.search import build
+from finesight.search import image_files as files
 from finesight.search.base import Box, Look, View
 from finesight.search.build import open_or_create, read_view, update_index
-from finesight.search.engine import TorchEngine
+from finesight.search.engines import index_exists, open_index
 from finesight.search.faiss_index import FaissIndex
-from finesight.search.files import ids_of, item_file, path_id
-from finesight.search.open import index_exists, open_index
+from finesight.search.image_files import ids_of, item_file, path_id
+from indexes import contents, small_encoder, update_slowly
 from processes import start_server
 
 

@@ -10,12 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from indexes import SPACES, batch, empty_index, filled_index, item, meta, units
 from PIL import Image
-from serving import drawn
 from typer.testing import CliRunner
 
-from finesight.clusters_command import clusters as clusters_command
+from finesight.cli.clusters import clusters as clusters_command
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.search import clusters as module
@@ -23,7 +21,9 @@ from finesight.search.base import NewItems
 from finesight.search.clusters import cluster, default_count, first_centres, kmeans, sampled
 from finesight.search.contact import Row, write_sheets
 from finesight.search.faiss_index import FaissIndex
+from indexes import SPACES, batch, empty_index, filled_index, item, meta, units
 from reference.lloyd import closeness, lloyd, purity
+from serving import drawn
 
 app = typer.Typer()
 app.command()(clusters_command)

@@ -9,14 +9,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes import DIMENSION, SPACES, batch, contents, empty_index, filled_index, item, meta, units
 
 from finesight.errors import FineSightError
-from finesight.search import catalogue as catalogue_module
 from finesight.search import fitting, structures
+from finesight.search import item_store as catalogue_module
 from finesight.search.base import NewItems
 from finesight.search.faiss_index import FaissIndex
 from finesight.search.nearest import ranked, scan
+from indexes import DIMENSION, SPACES, batch, contents, empty_index, filled_index, item, meta, units
 from reference.nearest import nearest
 
 HNSW = {"exact_numbers": 1000}

@@ -10,17 +10,17 @@ from pathlib import Path
 import numpy as np
 import pytest
 import typer
-from indexes import SPACES, batch, empty_index, filled_index, meta, units
 from PIL import Image
-from serving import drawn
 from typer.testing import CliRunner
 
-from finesight.clusters_command import duplicates as duplicates_command
+from finesight.cli.clusters import duplicates as duplicates_command
 from finesight.errors import FineSightError
 from finesight.search import duplicates as module
 from finesight.search.base import Item, NewItems
 from finesight.search.duplicates import find_duplicates
 from finesight.search.faiss_index import FaissIndex
+from indexes import SPACES, batch, empty_index, filled_index, meta, units
+from serving import drawn
 
 app = typer.Typer()
 app.command()(duplicates_command)

@@ -14,18 +14,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes import DIMENSION, SPACES, batch, contents, empty_index, filled_index, item, meta, small_encoder, units
-from serving import drawn
 
 from finesight.errors import FineSightError
+from finesight.features.embedder import TorchEngine, fingerprint, open_engine
 from finesight.search.base import Index, NewItems
 from finesight.search.build import open_or_create, update_index
-from finesight.search.engine import TorchEngine, fingerprint, open_engine
-from finesight.search.files import path_id
-from finesight.search.open import create_index, index_exists, open_index
+from finesight.search.engines import create_index, index_exists, open_index
+from finesight.search.image_files import path_id
 from finesight.search.searcher import Searcher
+from indexes import DIMENSION, SPACES, batch, contents, empty_index, filled_index, item, meta, small_encoder, units
 from processes import start_server
 from reference.nearest import nearest
+from serving import drawn
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 pytest.importorskip("milvus_lite", reason="milvus-lite is not installed")

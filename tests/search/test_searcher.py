@@ -8,14 +8,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from indexes import SPACES, empty_index, filled_index, small_encoder, units
 from PIL import Image
 
 import finesight
 from finesight.errors import FineSightError
+from finesight.features.embedder import TorchEngine, unit
 from finesight.search.build import open_or_create, update_index
-from finesight.search.engine import TorchEngine, unit
 from finesight.search.searcher import Searcher, UnusablePicture, varied
+from indexes import SPACES, empty_index, filled_index, small_encoder, units
 from reference.nearest import nearest
 from reference.nearest import varied as varied_by_definition
 

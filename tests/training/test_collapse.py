@@ -8,8 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.config import build_config
 from finesight.training.batches import Batch
+from finesight.training.config import build_config
 from finesight.training.health import collapse_warning
 from finesight.training.module import TrainingModule
 from small import drive

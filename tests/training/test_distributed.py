@@ -16,14 +16,14 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from finesight.config import build_config, read_yaml
 from finesight.methods.base import Data
 from finesight.methods.moco import MoCo, MoCoConfig
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.distributed import gather, gather_with_gradient, mean_over_ranks, shuffled_forward, sum_over_ranks
 from finesight.training.batches import step_generator
-from finesight.training.export import untrained_encoder
+from finesight.training.config import build_config, read_yaml
+from finesight.training.save_encoder import untrained_encoder
 from processes import TIMEOUT, TINY, environment, rows, trained
 from ranks import RANKS, in_ranks
 

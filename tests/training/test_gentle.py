@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 import torch
 
-from finesight.config import RuntimeConfig, build_config
 from finesight.data.cache import open_cache
 from finesight.data.sources import open_source
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError
+from finesight.features.encoder import Encoder
 from finesight.methods.base import Outcome
 from finesight.rationale.branch import FittingBranch
 from finesight.rationale.loss import Rationale, rationale_kl
-from finesight.training.export import studied_branches, untrained_encoder
-from finesight.training.run import RunFolder
+from finesight.training.config import RuntimeConfig, build_config
+from finesight.training.run_folder import RunFolder
+from finesight.training.save_encoder import studied_branches, untrained_encoder
 from finesight.training.train import prepare_data, train
 from processes import rows
 from small import SMALL

@@ -9,18 +9,18 @@ import numpy as np
 import pytest
 from torch import nn
 
-from finesight.config import build_config
 from finesight.data.cache import DecodedCache, cache_side, open_cache
-from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
-from finesight.encoder import Encoder
-from finesight.evaluation.features import extract
+from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.evaluation.retrieval import retrieval
+from finesight.features.encoder import Encoder
+from finesight.features.extract import extract
 from finesight.methods.recipes import recipe
 from finesight.methods.registry import OBJECTIVES
 from finesight.training.batches import Batches
-from finesight.training.export import encoder_of
+from finesight.training.config import build_config
 from finesight.training.looks import looks_of
 from finesight.training.module import TrainingModule
+from finesight.training.save_encoder import encoder_of
 from small import drive
 
 SPECIES, SIDE, BATCH, EPOCHS = 10, 40, 32, 15

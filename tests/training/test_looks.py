@@ -16,7 +16,6 @@ from test_resume import NEVER, STEPS, assert_same_run, logged, newest, step_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.config import build_config
 from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.data.focus import CENTRE, NO_BOX
 from finesight.data.saliency import SIDE, detected
@@ -25,9 +24,10 @@ from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD
 from finesight.errors import FineSightError
 from finesight.training import looks as looks_file
 from finesight.training.batches import Batches
-from finesight.training.export import encoder_of
+from finesight.training.config import build_config
 from finesight.training.looks import Looks, choose_projections, due, looks_of
 from finesight.training.module import TrainingModule
+from finesight.training.save_encoder import encoder_of
 from processes import TINY, Command, trained
 from ranks import in_ranks
 from reference.focus import box

@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 import torch
 
-from finesight.config import RuntimeConfig, build_config
 from finesight.data.cache import open_cache
-from finesight.data.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.data.sources import ImageSource
-from finesight.encoder import Encoder
+from finesight.features.encoder import Encoder
 from finesight.methods.recipes import RECIPES, recipe
-from finesight.training.metrics import metric_series
+from finesight.training.config import RuntimeConfig, build_config
+from finesight.training.metrics_log import metric_series
 from finesight.training.train import train
 from small import HEADS, SMALL
 

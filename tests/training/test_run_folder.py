@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from finesight.config import TrainConfig, build_config, write_yaml
 from finesight.errors import FineSightError
-from finesight.training.run import RunFolder
+from finesight.training.config import TrainConfig, build_config, write_yaml
+from finesight.training.run_folder import RunFolder
 from processes import TINY, Command, command, refused, rows, succeeded, trained
 
 
@@ -155,7 +155,7 @@ def test_killed_while_it_was_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyP
         rmtree(path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("finesight.training.run.shutil.rmtree", killed)
+    monkeypatch.setattr("finesight.training.run_folder.shutil.rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         enter(run.root, config(seed=1), restart=True)
     monkeypatch.undo()

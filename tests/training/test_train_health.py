@@ -12,13 +12,13 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from finesight.config import RuntimeConfig, build_config
-from finesight.encoder import Encoder
-from finesight.evaluation.features import extract
 from finesight.evaluation.retrieval import retrieval
+from finesight.features.encoder import Encoder
+from finesight.features.extract import extract
 from finesight.training.batches import Batches
+from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.health import RANK_FLOOR, SPREAD_FLOOR, collapse_warning, embedding_health
-from finesight.training.run import RunFolder
+from finesight.training.run_folder import RunFolder
 from finesight.training.train import hold_out, prepare_data
 from processes import TINY, attempted, command, refused, rows, trained
 

@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from finesight.console import track
 from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, explained, os_reason, read_mask, to_rgb
 from finesight.data.sources import SUFFIX_TEXT, ImageSource
 from finesight.data.store import locked
 from finesight.errors import FineSightError, SkipImage
+from finesight.io.console import track
 
 BATCH = 256  # maps in a shard: what a killed process loses at most
 _SCRATCH = ".tmp"

@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.console import counted
-from finesight.data.catalogue import open_as, recognised, split_name
 from finesight.data.decode import IMAGE_SUFFIXES, os_reason
+from finesight.data.layouts.catalog import open_as, recognised, split_name
 from finesight.data.listing import Listing, beside, class_counts, list_folder, list_splits, split_folders
 from finesight.data.lists import read_list
 from finesight.errors import FineSightError
+from finesight.io.console import counted
 
 SUFFIX_TEXT = " ".join(sorted(IMAGE_SUFFIXES))
 _PER_IMAGE = ("paths", "labels", "splits", "boxes", "parts", "masks")
@@ -97,7 +97,7 @@ def open_source(data: str | Path) -> ImageSource:
     place = Path(text).expanduser().absolute()
     try:
         if name is not None:
-            from finesight.data.official import open_whole
+            from finesight.data.layouts.official import open_whole
 
             return open_whole(name, place)
         if place.is_dir():

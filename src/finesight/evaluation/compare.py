@@ -13,11 +13,11 @@ from numpy.typing import NDArray
 
 from finesight.data.cache import cache_side, open_cache
 from finesight.data.sources import ImageSource, open_source
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.evaluation.bootstrap import Difference, paired_bootstrap
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings
 from finesight.evaluation.retrieval import neighbours
+from finesight.features.encoder import Encoder
 from finesight.nn.pooling_config import PoolingName
 
 SAME_AP = 1e-12  # below it a difference is rounding

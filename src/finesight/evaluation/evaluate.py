@@ -11,25 +11,25 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.console import console
 from finesight.data.cache import DecodedCache, cache_side, open_cache
-from finesight.data.official import OFFICIAL
+from finesight.data.layouts.official import OFFICIAL
 from finesight.data.sources import ImageSource, open_source
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError
-from finesight.evaluation.features import Extracted, extract
 from finesight.evaluation.fractions import Parts, drawn_parts, read_parts, write_parts
-from finesight.evaluation.groups import Row, class_rows, query_labels, super_rows
 from finesight.evaluation.intervals import score_intervals
 from finesight.evaluation.knn import knn_hits
 from finesight.evaluation.linear import Outcome, linear_probe
 from finesight.evaluation.localization import located_by
-from finesight.evaluation.released import Task, released_probe
+from finesight.evaluation.per_class import Row, class_rows, query_labels, super_rows
+from finesight.evaluation.protocol import Protocol, provenance
 from finesight.evaluation.retrieval import RetrievalScores, Ties, retrieval
-from finesight.evaluation.setting import Protocol, provenance
-from finesight.evaluation.wide import Features, joined
+from finesight.features.encoder import Encoder
+from finesight.features.extract import Extracted, extract
+from finesight.features.wide import Features, joined
+from finesight.io.console import console
 from finesight.nn.pooling import uses_rationale
 from finesight.nn.pooling_config import AnyPooling
+from finesight.paper.released import Task, released_probe
 
 SPLIT_SEED = 0
 TRAIN_SHARE = 0.7  # of each class, where a labelled source has no split of its own

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
 from finesight.evaluation.retrieval import cross_rows
-from finesight.evaluation.wide import Features, WideRows
+from finesight.features.wide import Features, WideRows
 
 NEIGHBOURS = (1, 20)
 TEMPERATURE = 0.07

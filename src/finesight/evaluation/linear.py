@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
 from finesight.evaluation.fractions import join, nested_fractions, shuffled_classes
-from finesight.evaluation.row_space import Rows, RowSpace
-from finesight.evaluation.wide import WIDE, Features, WideRows, row_lengths
+from finesight.features.row_space import Rows, RowSpace
+from finesight.features.wide import WIDE, Features, WideRows, row_lengths
 
 LEARNING_RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 EPOCHS = (30, 100)

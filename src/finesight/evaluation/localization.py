@@ -10,7 +10,7 @@ from torch.nn.functional import interpolate
 
 from finesight.data.cache import DecodedCache
 from finesight.errors import FineSightError
-from finesight.evaluation.features import Extracted, has_objects, object_masks, shown_mask
+from finesight.features.extract import Extracted, has_objects, object_masks, shown_mask
 from finesight.nn.pooling import mask_kind
 from finesight.nn.pooling_config import ORACLES, AnyPooling
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from finesight.errors import FineSightError
-from finesight.evaluation.wide import WIDE, Features, WideRows, row_lengths
+from finesight.features.wide import WIDE, Features, WideRows, row_lengths
 
 CHUNK_BYTES = 256 * 2**20  # similarities of one chunk of queries with the whole gallery
 GALLERY_BYTES = 64 * 2**20  # the part of the gallery held in float64 at a time

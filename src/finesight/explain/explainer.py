@@ -19,15 +19,15 @@ from numpy.typing import NDArray
 from PIL import Image
 from torch import Tensor
 
-from finesight.encoder import Encoder, ImageLike
 from finesight.errors import FineSightError
 from finesight.explain.contributions import winners
-from finesight.explain.files import Names, write_png
 from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, Rectify
+from finesight.explain.output import Names, write_png
+from finesight.features.encoder import Encoder, ImageLike
 from finesight.nn.pooling import attention_mask, energy_map
+from finesight.plots.tiles import blend, value_range
 from finesight.report.run_report import pixels
-from finesight.report.tiles import blend, value_range
-from finesight.training.run import RunFolder
+from finesight.training.run_folder import RunFolder
 
 Floats = NDArray[np.float32]
 MAPS = ("mask", "energy", "gradcam")

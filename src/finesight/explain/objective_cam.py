@@ -14,8 +14,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finesight.data.saliency import SIDE, saliency_maps
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError
+from finesight.features.encoder import Encoder
 from finesight.methods.barlow_twins import BarlowTwins
 from finesight.methods.base import Objective
 from finesight.methods.recipes import recipe
@@ -25,7 +25,7 @@ from finesight.methods.vicreg import VICReg
 from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
 from finesight.training.checkpoints import load_checkpoint
 from finesight.training.module import TrainingModule
-from finesight.training.run import RunFolder
+from finesight.training.run_folder import RunFolder
 
 Rectify = Literal["abs", "relu"]
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError
 from finesight.explain.contributions import Similarity, similarity, view_of
-from finesight.explain.figures import alike
+from finesight.explain.panels import alike
+from finesight.features.encoder import Encoder
 
 
 def explain_pair(

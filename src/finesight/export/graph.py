@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from finesight.encoder import Encoder
-from finesight.export.names import RESPONSES, output_names
+from finesight.features.encoder import Encoder
+from finesight.features.onnx_names import RESPONSES, output_names
 from finesight.nn.pooling import attention_mask, energy_map, pool_by_name
 
 

@@ -17,12 +17,12 @@ from timm.layers.conv2d_same import Conv2dSame
 
 from finesight import __version__
 from finesight.data.geometry import cache_side
-from finesight.encoder import Encoder, EncoderConfig
 from finesight.errors import FineSightError
-from finesight.export.check import Difference, check
 from finesight.export.graph import Graph
-from finesight.export.names import AXES, FORMAT, IMAGES, KEY, REGION
-from finesight.export.runtime import needed
+from finesight.export.verify import Difference, check
+from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.features.onnx_names import AXES, FORMAT, IMAGES, KEY, REGION
+from finesight.features.onnx_runtime import needed
 
 OPSET = 18
 TOLERANCE = 1e-3
@@ -60,7 +60,7 @@ def export_onnx(
 ) -> Exported:
     """Write the encoder of a finished run as ``out``. Where it differs from PyTorch by more than ``tolerance``, no file
     is left and the error says by how much."""
-    from finesight.search.engine import fingerprint
+    from finesight.features.embedder import fingerprint
 
     out = Path(out)
     check_target(out)

@@ -14,14 +14,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.console import track
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
-from finesight.export.names import ATTENTION, AVERAGE, FEATURE, IMAGES, KEY
 from finesight.export.onnx import PHI, put_in_place
-from finesight.export.runtime import description, needed, session
-from finesight.search.engine import unit
-from finesight.search.view import picture_view
+from finesight.features.embedder import unit
+from finesight.features.onnx_names import ATTENTION, AVERAGE, FEATURE, IMAGES, KEY
+from finesight.features.onnx_runtime import description, needed, session
+from finesight.features.preprocess import picture_view
+from finesight.io.console import track
 
 Pixels = NDArray[np.uint8]
 OPERATIONS = ("Conv", "Gemm", "MatMul", "Add", "Relu", "MaxPool")

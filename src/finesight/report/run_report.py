@@ -12,17 +12,17 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from finesight.config import flat
 from finesight.data.cache import DecodedCache
-from finesight.encoder import Encoder
 from finesight.evaluation.evaluate import Evaluation
-from finesight.evaluation.groups import as_csv
+from finesight.evaluation.per_class import as_csv
+from finesight.evaluation.protocol import setting_words
 from finesight.evaluation.retrieval import neighbours
-from finesight.evaluation.setting import setting_words
-from finesight.report.figures import RetrievalRow, attention_overlays, curves, projections, retrieval_rows
-from finesight.report.html import Section, build_report
-from finesight.training.metrics import metric_series
-from finesight.training.run import RunFolder
+from finesight.features.encoder import Encoder
+from finesight.plots.figures import RetrievalRow, attention_overlays, curves, projections, retrieval_rows
+from finesight.plots.html import Section, build_report
+from finesight.training.config import flat
+from finesight.training.metrics_log import metric_series
+from finesight.training.run_folder import RunFolder
 
 PICTURES = 6
 RETRIEVAL = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP"}

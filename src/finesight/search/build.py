@@ -19,12 +19,12 @@ import numpy as np
 from finesight.data.decode import UnreachableFile, os_reason
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
+from finesight.features.embedder import TorchEngine, encoder_home, require_same
+from finesight.features.preprocess import picture_view
 from finesight.search.base import Engine, Floats, Index, IndexMeta, Item, NewItems, View
-from finesight.search.engine import TorchEngine, encoder_home, require_same
+from finesight.search.engines import create_index, index_exists, open_index
 from finesight.search.faiss_index import FaissIndex
-from finesight.search.files import UNREADABLE_FOLDER, Found, ids_of, list_files
-from finesight.search.open import create_index, index_exists, open_index
-from finesight.search.view import picture_view
+from finesight.search.image_files import UNREADABLE_FOLDER, Found, ids_of, list_files
 
 BATCH = 64  # images that are committed together …
 SECONDS = 5.0  # … or what is done after so long: as much is lost by a kill

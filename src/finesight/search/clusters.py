@@ -14,8 +14,8 @@ from functools import cached_property
 import numpy as np
 
 from finesight.errors import FineSightError, unknown
+from finesight.features.embedder import unit
 from finesight.search.base import Floats, Ids, Index
-from finesight.search.engine import unit
 
 METHODS = ("kmeans", "hdbscan")
 SAMPLE_NUMBERS = 1 << 25  # k-means learns from as many: 16,384 images of 2048 dimensions

@@ -12,8 +12,8 @@ from PIL import Image, ImageDraw, ImageFont
 
 from finesight.data.decode import read_sized
 from finesight.errors import SkipImage
-from finesight.report.html import Section, build_report
-from finesight.search.files import item_file
+from finesight.plots.html import Section, build_report
+from finesight.search.image_files import item_file
 
 TILE, EDGE, WORDS = 112, 6, 26  # pixels: of a picture, between them, and of the line above a row
 SHOWN = 12  # pictures of a group

@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.data.decode import read_image
-from finesight.data.duplicates import content_hash, groups, join, perceptual_hash
+from finesight.data.image_hash import content_hash, groups, join, perceptual_hash
 from finesight.errors import FineSightError, SkipImage
 from finesight.search.base import Floats, Ids, Index, Item
-from finesight.search.files import item_file
+from finesight.search.image_files import item_file
 
 THRESHOLD = 0.98  # cosine
 HELD_NUMBERS = 1 << 25  # of vectors held while all others pass by: 16,384 images of 2048 dimensions

@@ -21,9 +21,9 @@ import numpy as np
 from finesight.errors import FineSightError
 from finesight.search import structures
 from finesight.search.base import Floats, Ids, Index, IndexMeta, Item, Known, NewItems
-from finesight.search.catalogue import Catalogue, Changes, State, Structure
 from finesight.search.fitting import EXACT_NUMBERS, GRAPH_BYTES, RECALL, fitted
-from finesight.search.folder import ENCODER, ITEMS, make_folder, only_writer, read_meta, sync, writing
+from finesight.search.index_folder import ENCODER, ITEMS, make_folder, only_writer, read_meta, sync, writing
+from finesight.search.item_store import Catalogue, Changes, State, Structure
 from finesight.search.snapshot import Snapshot
 
 MOST_DEAD = 0.2  # share of rows that are nobody's, from which the files are written anew

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from finesight.search import structures
-from finesight.search.catalogue import Structure
+from finesight.search.item_store import Structure
 from finesight.search.snapshot import Snapshot
 
 EXACT_NUMBERS = 20_000 * 2048  # as many are multiplied in some 15 ms: up to there every row is looked at

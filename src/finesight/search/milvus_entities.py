@@ -11,7 +11,7 @@ import numpy as np
 
 from finesight.search import structures
 from finesight.search.base import Floats, IndexMeta, Item
-from finesight.search.files import path_id
+from finesight.search.image_files import path_id
 from finesight.search.milvus_client import Address, pymilvus
 
 META = "finesight.meta"  # a property of the collection

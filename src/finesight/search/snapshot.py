@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.search.base import Floats, Ids
-from finesight.search.catalogue import State, Structure
+from finesight.search.item_store import State, Structure
 from finesight.search.nearest import ranked, scan
 from finesight.search.structures import candidates
 

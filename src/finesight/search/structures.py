@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.search.base import Floats, Ids
-from finesight.search.catalogue import Structure
+from finesight.search.item_store import Structure
 from finesight.search.nearest import scan
 
 WIDTH = 256  # dimensions the structures work in

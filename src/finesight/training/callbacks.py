@@ -16,9 +16,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from finesight.training.batches import Batch
 from finesight.training.checkpoints import save_checkpoint
 from finesight.training.health import collapse_warning
-from finesight.training.metrics import MetricsLog
+from finesight.training.metrics_log import MetricsLog
 from finesight.training.module import TrainingModule
-from finesight.training.run import RunFolder
+from finesight.training.run_folder import RunFolder
 
 WARN_AFTER = 20  # steps: a fresh projection head needs a few to spread out
 

@@ -16,17 +16,17 @@ from torch import Tensor
 from torch import distributed as dist
 from torch.nn import functional as F
 
-from finesight.config import TrainConfig
-from finesight.console import console
 from finesight.data.cache import DecodedCache
 from finesight.data.color import normalise
 from finesight.data.focus import boxes_of
 from finesight.data.saliency import SIDE, detected, masks_from
 from finesight.data.views import crop_resize_flip
+from finesight.io.console import console
 from finesight.nn.distributed import world
 from finesight.nn.pooling import attention_mask, energy_map
 from finesight.rationale.branch import FittingBranch, branch_mask
 from finesight.training.batches import Batch
+from finesight.training.config import TrainConfig
 from finesight.training.module import TrainingModule
 
 PIECE = 64

@@ -10,7 +10,6 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from finesight.config import TrainConfig
 from finesight.data.focus import CENTRE, NO_BOX
 from finesight.data.saliency import SIDE
 from finesight.data.scene import Scene
@@ -24,6 +23,7 @@ from finesight.nn.norm import join_norms
 from finesight.rationale.interaction import branch_pool
 from finesight.rationale.loss import Rationale
 from finesight.training.batches import Batch, step_generator
+from finesight.training.config import TrainConfig
 from finesight.training.health import embedding_health
 from finesight.training.optimizer import GroupedOptimizer
 from finesight.training.schedule import cosine_factor

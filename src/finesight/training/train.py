@@ -17,24 +17,24 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
 from numpy.typing import NDArray
 
-from finesight.config import RuntimeConfig, TrainConfig
-from finesight.console import console
 from finesight.data.cache import DecodedCache, cache_side, open_cache, write_skipped
 from finesight.data.sources import ImageSource, open_source
-from finesight.encoder import Encoder
 from finesight.errors import FineSightError, Interrupted
-from finesight.evaluation.features import extract
 from finesight.evaluation.retrieval import retrieval
+from finesight.features.encoder import Encoder
+from finesight.features.extract import extract
+from finesight.io.console import console
 from finesight.methods.recipes import recipe
 from finesight.methods.registry import OBJECTIVES
 from finesight.training.batches import Batches
 from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepEnd
 from finesight.training.checkpoints import checkpoints, load_checkpoint
-from finesight.training.export import encoder_of, save_encoder, save_frozen
+from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.looks import looks_of
-from finesight.training.metrics import MetricsLog, metric_series
+from finesight.training.metrics_log import MetricsLog, metric_series
 from finesight.training.module import TrainingModule
-from finesight.training.run import RunFolder
+from finesight.training.run_folder import RunFolder
+from finesight.training.save_encoder import encoder_of, save_encoder, save_frozen
 
 Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
 REPORT_IMAGES = 64  # the report picks its pictures among these

@@ -1,0 +1,206 @@
+"""``finesight compare``: parse, call, print. Heavy imports live inside the functions, so that --help is quick."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finesight.cli.options import CacheDir, Data, Json, Pooling, Quiet, Workers
+from finesight.errors import FineSightError
+
+if TYPE_CHECKING:
+    import numpy as np
+    from matplotlib.figure import Figure
+    from numpy.typing import NDArray
+
+    from finesight.evaluation.compare import Comparison
+
+SHOWN = 12  # changed images in the table and in the sheet
+METRICS = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP"}
+SPLITS = {"official": "the test images of the official split", "given": "the test images of the given split"}
+COLUMNS = ("path", "label", "change", "rank1_a", "rank1_b", "rank5_a", "rank5_b", "ap_a", "ap_b")
+
+
+def compare(
+    run_a: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run_b: Annotated[Path, typer.Argument(help="Another; or the same, with another pooling.")],
+    data: Data,
+    pooling_a: Annotated[Pooling | None, typer.Option(help="How A makes a feature; by default as trained.")] = None,
+    pooling_b: Annotated[Pooling | None, typer.Option(help="How B makes a feature; by default as trained.")] = None,
+    limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
+    resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap over queries.")] = 10_000,
+    seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
+    out: Annotated[Path | None, typer.Option(help="A folder for comparison.json, changed.csv and changed.png.")] = None,
+    as_json: Json = False,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Is run B better than run A? Their difference with its 95 % interval, and the images that changed."""
+    from finesight.evaluation import compare as comparing
+    from finesight.features.encoder import Encoder
+    from finesight.io.console import console
+
+    a = Encoder.load(run_a)
+    b = a if run_a.resolve() == run_b.resolve() else Encoder.load(run_b)
+    if out is not None:
+        _make(out)  # before the work
+    names: dict[str, Any] = {
+        "pooling_a": None if pooling_a is None else str(pooling_a),
+        "pooling_b": None if pooling_b is None else str(pooling_b),
+    }
+    found = comparing.compare(
+        a,
+        b,
+        data,
+        resamples=resamples,
+        seed=seed,
+        limit_classes=limit_classes,
+        cache_dir=cache_dir,
+        workers=workers,
+        progress=not quiet,
+        **names,
+    )
+    if out_of := [*(path for path, _ in found.a.cache.skipped), *found.dropped]:
+        console.print(f"{len(out_of)} files were left out for both, the first {out_of[0]}", markup=False)
+    summary = found.summary()
+    for key, run in (("a", run_a), ("b", run_b)):
+        summary[key] = {"run": str(run)} | summary[key]
+    if out is not None:
+        _write(out, found, summary)
+        console.print(f"Written to {out}: comparison.json, changed.csv, changed.png", markup=False)
+    if as_json:
+        print(json.dumps(summary))
+        return
+    _print(found, summary)
+
+
+def _print(found: Comparison, summary: dict[str, Any]) -> None:
+    from rich.markup import escape
+
+    from finesight.io.console import print_table
+
+    for key in ("a", "b"):
+        it = summary[key]
+        print(
+            _printable(f"{key.upper()}: {it['run']} ({it['method']}, {it['pooling']} pooling, {it['resolution']} px)")
+        )
+    where = SPLITS.get(found.split, "all images, as the data has no split")
+    print(f"{len(found.paths):,} queries: {where}. Scores in percent; p and interval by a bootstrap over the queries.")
+    print_table([score_row(name, found) for name in METRICS])
+    changed = found.changed
+    if not len(changed):
+        print("No difference: both find the same for every query.")
+        return
+    print(
+        f"Nearest image: {len(found.became_right):,} queries became right, {len(found.became_wrong):,} became wrong. "
+        f"AP changed for {len(found.ap_changes):,}. The most changed:"
+    )
+    x, y = found.a.queries, found.b.queries
+    print_table(
+        [
+            {
+                "query": escape(_printable(found.paths[i])),
+                "class": escape(_printable(found.labels[i])),
+                "nearest image": _change(found, i),
+                "AP of A": 100 * float(x.ap[i]),
+                "AP of B": 100 * float(y.ap[i]),
+            }
+            for i in changed[:SHOWN].tolist()
+        ]
+    )
+
+
+def score_row(name: str, found: Comparison) -> dict[str, object]:
+    """One line of the table."""
+    a, b, gap = found.metrics[name]
+    least = 1 / found.resamples
+    return {
+        "": METRICS[name],
+        "A": a,
+        "B": b,
+        "B − A": f"{gap.mean:+.2f}",
+        "95 % interval": f"{gap.low:+.2f} to {gap.high:+.2f}",
+        "p": f"≤ {least:.2g}" if gap.p <= least < 1 else f"{gap.p:.3g}",
+    }
+
+
+def _change(found: Comparison, query: int) -> str:
+    a, b = bool(found.a.queries.hit1[query]), bool(found.b.queries.hit1[query])
+    if a == b:
+        return "stays right" if a else "stays wrong"
+    return "became right" if b else "became wrong"
+
+
+def _printable(text: str) -> str:
+    """File names that are not UTF-8 cannot be printed as they are."""
+    return text.encode("utf-8", "replace").decode()
+
+
+# --- files ------------------------------------------------------------------------------------------------------------
+
+
+def _make(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FineSightError(f"--out {folder} cannot be made a folder: {error.strerror}.") from error
+
+
+def _write(folder: Path, found: Comparison, summary: dict[str, Any]) -> None:
+    (folder / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n")
+    with open(folder / "changed.csv", "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
+        writer = csv.writer(stream, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(changed_row(found, i) for i in found.changed.tolist())
+    (folder / "changed.png").write_bytes(changed_sheet(found))
+
+
+def changed_row(found: Comparison, query: int) -> tuple[object, ...]:
+    """In the order of ``COLUMNS``; hits are 0 or 1, AP is in [0, 1]."""
+    x, y = found.a.queries, found.b.queries
+    hits = (int(values[query]) for values in (x.hit1, y.hit1, x.hit5, y.hit5))
+    words = found.paths[query], found.labels[query], _change(found, query)
+    return (*words, *hits, float(x.ap[query]), float(y.ap[query]))
+
+
+def changed_sheet(found: Comparison) -> bytes:
+    """A PNG of the most changed queries, each with the image that A and that B finds nearest."""
+    from finesight.evaluation.compare import nearest
+    from finesight.plots.style import blank, drawn
+
+    @drawn
+    def draw() -> Figure:
+        shown = found.changed[:SHOWN]
+        if not len(shown):
+            return blank("No query changed: both find the same.")
+        images = found.images[shown]
+        return _sheet_of(found, shown, [nearest(found.a, images), nearest(found.b, images)])
+
+    return draw()
+
+
+def _sheet_of(found: Comparison, shown: NDArray[np.int64], hits: list[NDArray[np.int64]]) -> Figure:
+    """As ``sheets.retrieval_rows``, but a column is a system and not a place in the ranking."""
+    from finesight.plots.style import INK, short
+    from finesight.plots.tiles import below, framed, note, sheet, verdict
+
+    cache = max(found.a.cache, found.b.cache, key=lambda cache: cache.side)  # the same images, index by index
+    labels, classes = cache.source.labels, cache.source.classes
+    assert labels is not None
+    figure, grid = sheet(len(shown), ["query", "nearest by A", "nearest by B"], tile=1.5, room=0.36)
+    for row, (query, tiles) in enumerate(zip(shown.tolist(), grid, strict=True)):
+        image = int(found.images[query])
+        framed(tiles[0], cache.image(image), INK, 1.2)
+        below(tiles[0], short(Path(found.paths[query]).name, 23), found.labels[query], INK)
+        for axes, system, nearest in zip(tiles[1:], (found.a, found.b), hits, strict=True):
+            hit = int(nearest[row])
+            colour, mark = verdict(bool(labels[hit] == labels[image]))
+            framed(axes, cache.image(hit), colour, 3)
+            below(axes, f"{mark} AP {100 * system.queries.ap[query]:.1f}", classes[labels[hit]], colour)
+    note(figure, 0.08, "✓ green: class of the query      ✗ red: another class")
+    return figure

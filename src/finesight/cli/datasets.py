@@ -1,0 +1,231 @@
+"""``finesight datasets``: parse, call, print."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finesight.cli.options import DATA_HELP, Json, Quiet, Workers
+from finesight.errors import FineSightError
+from finesight.io.console import counted
+
+if TYPE_CHECKING:
+    from finesight.data.layouts.catalog import Dataset
+    from finesight.data.quality import CheckReport, Group
+
+EXAMPLES = 5
+ABOUT = "The named datasets, and what is wrong with image data before a training is spent on it."
+
+datasets_app = typer.Typer(help=ABOUT)
+
+
+@datasets_app.callback(invoke_without_command=True)
+def _root(context: typer.Context, as_json: Json = False) -> None:
+    """The named datasets, and what is wrong with image data before a training is spent on it.
+
+    Without a command: what to get for each dataset, where it officially lives, and the tree it belongs in.
+    """
+    if context.invoked_subcommand is not None:
+        if as_json:
+            raise FineSightError(
+                f"Put --json behind the command: finesight datasets {context.invoked_subcommand} --json"
+            )
+        return
+    from finesight.data.layouts.catalog import DATASETS
+
+    if as_json:
+        print(json.dumps({name: facts(entry) for name, entry in DATASETS.items()}))
+        return
+    for entry in DATASETS.values():
+        print("\n".join(described(entry)), end="\n\n")
+    print("Nothing is downloaded for you. `finesight datasets verify PATH` says whether a copy is whole;")
+    print("--data PATH takes a part of one as well, --data NAME:PATH demands all of it.")
+
+
+@datasets_app.command()
+def show(
+    name: Annotated[str, typer.Argument(help="cub, cars, aircraft, inat2019 or cifar100.")], as_json: Json = False
+) -> None:
+    """What to get for one dataset, where it officially lives, and the tree it belongs in."""
+    from finesight.data.layouts.catalog import dataset
+
+    entry = dataset(name)
+    print(json.dumps(facts(entry)) if as_json else "\n".join(described(entry)))
+
+
+@datasets_app.command()
+def verify(
+    path: Annotated[str, typer.Argument(help="The folder of a dataset; NAME:PATH if it is not recognised.")],
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 unless it is a whole dataset.")] = False,
+    as_json: Json = False,
+) -> None:
+    """Compare a folder with the official dataset: images of both splits, classes, smallest classes, files."""
+    from finesight.data.layouts.official import verify as verified
+
+    found = verified(path)
+    if as_json:
+        print(json.dumps(found.to_json()))
+    else:
+        print(_shown(f"{found.root}: {found.words()}"))
+    if strict and not found.complete:
+        raise typer.Exit(1)
+
+
+@datasets_app.command()
+def check(
+    path: Annotated[str, typer.Argument(help=DATA_HELP)],
+    resolution: Annotated[int, typer.Option(min=1, help="Pixels of a view: smaller images are counted.")] = 224,
+    near: Annotated[bool, typer.Option(help="Look for near duplicates too, not only for equal files.")] = True,
+    out: Annotated[Path | None, typer.Option(help="Write report.json, duplicates.csv and skipped.csv here.")] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 on unreadable files or leakage.")] = False,
+    as_json: Json = False,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Find duplicates, unreadable and tiny images, uneven classes, and test images that are in train."""
+    from finesight.data.layouts.official import verified
+    from finesight.data.quality import check_source, make_folder, write_report
+    from finesight.data.sources import open_source
+
+    source = open_source(path)
+    if out is not None:
+        make_folder(out)  # what is wrong with it is better known before the images are read
+    official = verified(source)
+    report = check_source(source, resolution=resolution, near=near, workers=workers, progress=not quiet)
+    if out is not None:
+        write_report(report, out)
+    if as_json:
+        named = {} if official.dataset is None else {"verification": official.to_json()}
+        print(json.dumps(report.to_json() | named))
+    else:
+        print(_shown(source.describe().splitlines()[0]))
+        if official.dataset is not None:
+            print(_shown(official.words()))
+        for line in lines(report):
+            print(_shown(line))
+        if out is not None:
+            print(_shown(f"All of it: {out}"))
+    if strict and not report.clean:
+        raise typer.Exit(1)
+
+
+def facts(entry: Dataset) -> dict[str, Any]:
+    """One dataset for scripts."""
+    from finesight.data.layouts.official import MINIMA, OFFICIAL
+
+    train, test, classes = OFFICIAL[entry.name]
+    least = dict(zip(("train", "test"), MINIMA.get(entry.name, (None, None)), strict=True))
+    sizes = {"train": train, "test": test, "classes": classes, "images_of_smallest_class": least}
+    return asdict(entry) | sizes
+
+
+def described(entry: Dataset) -> Iterator[str]:
+    """One dataset for people."""
+    from finesight.data.layouts.official import OFFICIAL
+
+    train, test, classes = OFFICIAL[entry.name]
+    yield f"{entry.name}: {entry.title}"
+    yield f"  {train + test:,} images ({train:,} train + {test:,} test), {classes:,} classes, {entry.annotations}"
+    yield f"  get    {entry.get}"
+    yield f"  from   {entry.home}"
+    if entry.note:
+        yield f"  note   {entry.note}"
+    for form, heading in zip(entry.forms, ("tree", *["or"] * len(entry.forms)), strict=False):
+        first, *rest = form.tree()
+        yield f"  {heading:<5}  {first}"
+        yield from (f"         {line}" for line in rest)
+    yield f"  use    --data {entry.name}:PATH"
+
+
+def lines(report: CheckReport) -> Iterator[str]:
+    """The report for people: counts first, a few examples, what to do."""
+    yield f"{report.readable:,} of {report.images:,} images readable"
+    yield from _files(report)
+    yield from _classes(report)
+    yield from _duplicates(report)
+
+
+def _files(report: CheckReport) -> Iterator[str]:
+    if report.unreadable:
+        yield f"{len(report.unreadable):,} unreadable"
+        yield from _some([f"{image.path}: {image.reason}" for image in report.unreadable])
+        yield "  -> training leaves them out; fetch them again or delete them"
+    if report.left_out:
+        yield f"{counted(len(report.left_out), 'other entry', 'other entries')}, no images"
+        yield from _some([f"{entry.path}: {entry.reason}" for entry in report.left_out])
+    if report.tiny:
+        yield f"{len(report.tiny):,} tiny (short side below 64 px)"
+        yield from _some([f"{image.path}: {image.width}×{image.height}" for image in report.tiny])
+        yield "  -> they show little detail; leave them out if you can"
+    if report.small:
+        yield f"{report.small:,} with a short side below {report.small_side} px"
+        yield "  -> they are enlarged; if they are many, train with a smaller --resolution"
+    if report.blank:
+        yield f"{len(report.blank):,} of one colour"
+        yield from _some(report.blank)
+        yield "  -> nothing can be learned from them; delete them"
+
+
+def _classes(report: CheckReport) -> Iterator[str]:
+    sizes = report.classes
+    if sizes is None:
+        return
+    (least, fewest), (most, largest) = sizes.smallest, sizes.largest
+    yield (
+        f"{counted(sizes.count, 'class', 'classes')}: smallest {least} ({counted(fewest, 'image')}), "
+        f"median {sizes.median:,g}, largest {most} ({largest:,})"
+    )
+    if report.unlabelled:
+        yield f"{counted(report.unlabelled, 'image')} without a label"
+    if sizes.lonely:
+        yield f"{counted(len(sizes.lonely), 'class', 'classes')} with fewer than 2 readable images"
+        yield from _some(sizes.lonely)
+        yield "  -> retrieval cannot be scored on them; add images or drop the class"
+
+
+def _duplicates(report: CheckReport) -> Iterator[str]:
+    found = report.duplicates
+    if not found:
+        yield "no duplicates" if report.near else "no equal files (near duplicates not looked for)"
+        return
+    kinds = [image.kind for group in found for image in group.images]
+    exact, near = kinds.count("exact"), kinds.count("near")
+    equal, alike = f"{counted(exact, 'image')} with equal bytes", f"{near:,} more that look the same"
+    yield f"{counted(len(found), 'group')} of duplicates: {equal}, {alike}"
+    yield from _groups(found)
+    if near:
+        yield "  -> look at the near ones first: plain backgrounds can pass for the same picture"
+    yield "  -> keep one image of each group; --out writes all groups to duplicates.csv"
+    if report.leaks:
+        yield f"{counted(report.leaked, 'test image')} in train too ({counted(len(report.leaks), 'group')})"
+        yield from _groups(report.leaks)
+        yield "  -> scores are too good with them; take them out of one split"
+    if report.conflicts:
+        yield f"{counted(len(report.conflicts), 'group')} of duplicates with different labels"
+        yield from _groups(report.conflicts)
+        yield "  -> at most one label is right; correct the others or delete the images"
+
+
+def _groups(found: Sequence[Group]) -> Iterator[str]:
+    shown = []
+    for group in found[:EXAMPLES]:
+        more = len(group.images) - EXAMPLES
+        names = ", ".join(image.path for image in group.images[:EXAMPLES])
+        shown.append(f"{group.kind}: {names}" + (f" and {more:,} more" if more > 0 else ""))
+    yield from _some(shown, len(found))
+
+
+def _some(examples: Sequence[str], total: int | None = None) -> Iterator[str]:
+    yield from (f"  {example}" for example in examples[:EXAMPLES])
+    if (more := (len(examples) if total is None else total) - EXAMPLES) > 0:
+        yield f"  and {more:,} more"
+
+
+def _shown(line: str) -> str:
+    """File names may hold line breaks, and bytes that are no text."""
+    return line if line.isprintable() else repr(line)[1:-1]

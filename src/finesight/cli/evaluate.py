@@ -1,0 +1,175 @@
+"""``finesight evaluate``: parse, call, print. Heavy imports live inside the functions, so that --help is quick."""
+
+from __future__ import annotations
+
+import json
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finesight.cli.options import CacheDir, Data, Json, PoolingOption, Quiet, Workers
+from finesight.errors import FineSightError
+
+if TYPE_CHECKING:
+    from finesight.evaluation.evaluate import Evaluation
+    from finesight.features.encoder import Encoder
+
+
+class ProtocolChoice(StrEnum):
+    finesight = "finesight"
+    released = "released"
+
+
+def evaluate(
+    data: Data,
+    run: Annotated[
+        Path | None, typer.Argument(help="The folder of a finished run; none for a frozen backbone.")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="Without a run: any convolutional timm model, as it is.")] = None,
+    weights: Annotated[str, typer.Option(help="imagenet, random, or a weight file.")] = "imagenet",
+    resolution: Annotated[int, typer.Option(help="Pixels (frozen backbone only).")] = 224,
+    output_stride: Annotated[int, typer.Option(help="8, 16 or 32 (frozen backbone only).")] = 32,
+    stride_in_1x1: Annotated[bool | None, typer.Option(help="Caffe strides (frozen backbone only).")] = None,
+    pooling: PoolingOption = None,
+    protocol: Annotated[
+        ProtocolChoice, typer.Option(help="The paper's text, or what its released code does (docs/protocols.md).")
+    ] = ProtocolChoice.finesight,
+    linear: Annotated[bool, typer.Option(help="Fit the linear probe too.")] = True,
+    knn: Annotated[bool, typer.Option(help="Classify by nearest train images too (not with --no-linear).")] = True,
+    fractions: Annotated[str, typer.Option(help="Percentages of the train labels for the probe.")] = "100,50,20",
+    labels: Annotated[Path | None, typer.Option(help="A file of label fractions to use instead of drawing.")] = None,
+    save_labels: Annotated[Path | None, typer.Option(help="Write the label fractions that are used.")] = None,
+    probe_epochs: Annotated[
+        int | None, typer.Option(min=1, help="Of the released probe; its steps scale along.  [default: 100]")
+    ] = None,
+    state: Annotated[
+        Path | None, typer.Option(help="Where the released probe keeps how far it is.  [default: the run folder]")
+    ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of label fractions, folds and probe.")] = 0,
+    per_class: Annotated[Path | None, typer.Option(help="Write the scores of every class, the worst first.")] = None,
+    limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
+    as_json: Json = False,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Score a run, or any backbone as it is: retrieval, linear probe, kNN, attention on the object."""
+    if (run is None) == (backbone is None):
+        raise FineSightError("Give either the folder of a run or --backbone, not both and not neither.")
+    released = protocol == "released"
+    _refuse_idle(released, linear, probe_epochs=probe_epochs, state=state, labels=labels)
+    percents = _percents(fractions)
+    for option, file in (("--save-labels", save_labels), ("--per-class", per_class)):
+        _check_folder(option, file)
+    from finesight import api
+    from finesight.evaluation.knn import NEIGHBOURS
+    from finesight.evaluation.protocol import Protocol
+    from finesight.io.console import console
+    from finesight.paper.released import EPOCHS
+
+    encoder = api.load(run) if run is not None else _frozen(backbone, weights, resolution, output_stride, stride_in_1x1)
+    rules = Protocol(
+        "released" if released else "finesight",
+        knn=NEIGHBOURS if knn else (),
+        labels=labels,
+        save_labels=save_labels,
+        probe_epochs=probe_epochs or EPOCHS,
+        state=state or _run_state(run),
+        seed=seed,
+    )
+    result = api.evaluate(
+        encoder,
+        data,
+        pooling=None if pooling is None else str(pooling),
+        linear=linear,
+        fractions=percents,
+        protocol=rules,
+        limit_classes=limit_classes,
+        cache_dir=cache_dir,
+        workers=workers,
+        progress=not quiet,
+    )
+    if result.cache.skipped:
+        first, reason = result.cache.skipped[0]
+        console.print(f"{len(result.cache.skipped)} files were skipped, the first {first}: {reason}")
+    if per_class is not None:
+        _write_classes(per_class, result)
+    if run is not None:
+        from finesight.report.run_report import record_evaluation
+
+        record_evaluation(run, encoder, result)
+    if as_json:
+        print(json.dumps(result.scores))
+        return
+    _print(encoder.config.method if run is None else run.name, result)
+
+
+def _print(name: str, result: Evaluation) -> None:
+    from finesight.evaluation.protocol import setting_words
+    from finesight.io.console import print_table
+    from finesight.report.run_report import score_table, super_table
+
+    print_table(score_table({name: result.scores}, intervals=True))
+    if "super_categories" in result.scores:
+        print_table(super_table(result.scores))
+    print(setting_words(result.scores))
+
+
+def _frozen(
+    backbone: str | None, weights: str, resolution: int, output_stride: int, stride_in_1x1: bool | None
+) -> Encoder:
+    from finesight import api
+    from finesight.io.console import console
+    from finesight.nn.backbone_config import BackboneConfig
+    from finesight.training.config import validated
+
+    settings = validated(
+        BackboneConfig, name=backbone, weights=weights, output_stride=output_stride, stride_in_1x1=stride_in_1x1
+    )
+    encoder = api.frozen(settings, resolution)
+    console.print(encoder.backbone.load_report)
+    return encoder
+
+
+def _percents(text: str) -> tuple[int, ...]:
+    """(100, 50, 20) of "100,50,20"."""
+    try:
+        percents = tuple(int(part) for part in text.split(","))
+    except ValueError:
+        percents = ()
+    if not percents or not all(0 < percent <= 100 for percent in percents) or len(set(percents)) < len(percents):
+        raise FineSightError(f"--fractions takes whole percentages from 1 to 100, as 100,50,20, not {text!r}.")
+    return percents
+
+
+def _refuse_idle(released: bool, linear: bool, **given: Any) -> None:
+    """An option that would do nothing is a mistake."""
+    for name, value in given.items():
+        option = f"--{name.replace('_', '-')}"
+        if value is not None and not linear:
+            raise FineSightError(f"{option} is about the linear probe, which --no-linear leaves out.")
+        if value is not None and not released and name != "labels":
+            raise FineSightError(f"{option} is about the released probe: give --protocol released too.")
+
+
+def _check_folder(option: str, file: Path | None) -> None:
+    """Before hours of work, not after."""
+    if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
+        reason = "is a folder" if file.is_dir() else "lies in a folder that does not exist"
+        raise FineSightError(f"{option} {file} {reason}: give a file.")
+
+
+def _run_state(run: Path | None) -> Path | None:
+    """In the run folder, where it is one and not a bare encoder."""
+    return run / "probe" if run is not None and (run / "config.yaml").exists() else None
+
+
+def _write_classes(file: Path, result: Evaluation) -> None:
+    from finesight.evaluation.per_class import as_csv
+
+    try:
+        file.write_text(as_csv(result.classes), encoding="utf-8", errors="surrogateescape")
+    except OSError as error:
+        raise FineSightError(f"--per-class {file} cannot be written: {error.strerror}.") from error

@@ -1,0 +1,88 @@
+"""``finesight export``: parse, call, print. Heavy imports live inside the functions, so that --help is quick."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finesight.cli.options import Json, Quiet
+from finesight.errors import FineSightError
+
+if TYPE_CHECKING:
+    from finesight.export.onnx import Exported
+    from finesight.export.quantise import Quantised
+
+
+def export(
+    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of an encoder.")],
+    out: Annotated[Path, typer.Argument(help="The file to write, model.onnx.")],
+    responses: Annotated[bool, typer.Option("--responses", help="What each projection answers, as an output.")] = False,
+    int8: Annotated[bool, typer.Option("--int8", help="Also a file in 8 bits beside it, model.int8.onnx.")] = False,
+    calibrate: Annotated[
+        str | None, typer.Option(help="For --int8: pictures like those it will see; a folder, a list, a dataset.")
+    ] = None,
+    calibration_images: Annotated[
+        int, typer.Option(min=2, help="Of them, how many set the ranges; as many others judge the result.")
+    ] = 64,
+    tolerance: Annotated[
+        float, typer.Option(min=0, help="The largest difference from PyTorch, relative to the largest value.")
+    ] = 1e-3,
+    as_json: Json = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write a run as one ONNX file: pixels in; feature, plain average and attention out. Checked against PyTorch."""
+    if int8 != (calibrate is not None):
+        raise FineSightError(
+            "--int8 needs --calibrate FOLDER: the ranges of 8-bit activations are measured on pictures."
+            if int8
+            else "--calibrate is for --int8."
+        )
+    from finesight.export.onnx import check_target, export_onnx
+    from finesight.export.quantise import quantise, readable
+
+    small = out.with_name(f"{out.stem}.int8.onnx")
+    check_target(out)
+    if calibrate is not None:
+        readable(calibrate)  # before the minutes that the fp32 file may take
+    whole = export_onnx(run, out, responses=responses, tolerance=tolerance, progress=not quiet)
+    less = None
+    if calibrate is not None:
+        less = quantise(out, small, calibrate, limit=calibration_images, progress=not quiet)
+    if as_json:
+        print(json.dumps({**whole.summary(), "int8": None if less is None else less.summary()}))
+        return
+    _print(whole)
+    if less is not None:
+        _print_int8(less, whole)
+
+
+def _print(whole: Exported) -> None:
+    from finesight.io.console import console
+
+    print(f"{whole.file}: {whole.bytes / 2**20:.1f} MiB. Its largest difference from PyTorch:")
+    for each in whole.differences:
+        near = "" if each.cosine is None else f", cosine at least {each.cosine:.7f}"
+        print(f"  {each.output:<10} {each.absolute:.1e}, relative {each.relative:.1e}{near}")
+    for caution in whole.warnings:
+        console.print(caution, markup=False)
+
+
+def _print_int8(less: Quantised, whole: Exported) -> None:
+    from finesight.io.console import console
+
+    print(
+        f"{less.file}: {less.bytes / 2**20:.1f} MiB ({less.bytes / whole.bytes:.0%}), calibrated on {less.calibrated} "
+        f"pictures. On {less.compared} others, beside the fp32 file:"
+    )
+    print(f"  feature    cosine at least {less.feature_cosine_min:.4f}, median {less.feature_cosine_median:.4f}")
+    print(f"  average    cosine at least {less.average_cosine_min:.4f}, median {less.average_cosine_median:.4f}")
+    print(f"  attention  off by {less.attention_error:.3f} on average")
+    print(
+        f"  ranks      the nearest picture is the same for {less.nearest_kept:.0%}, "
+        f"as are {less.neighbours_kept:.0%} of the {less.neighbours} nearest"
+    )
+    for caution in less.warnings():
+        console.print(caution, markup=False)

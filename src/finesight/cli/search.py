@@ -1,0 +1,90 @@
+"""``finesight search``: parse, call, print. Heavy imports live inside the functions, so that --help is quick."""
+
+from __future__ import annotations
+
+import json
+from contextlib import closing
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finesight.cli.options import Json
+from finesight.errors import FineSightError
+
+if TYPE_CHECKING:
+    from finesight.search.searcher import Answer
+
+EngineName = StrEnum("EngineName", {"torch": "torch", "onnx": "onnx"})
+Run = Annotated[
+    Path | None, typer.Option(help="A copy of the run that made the index if the encoder is not where it was (Milvus).")
+]
+
+
+def search(
+    where: Annotated[str, typer.Argument(help="An index folder, a run, milvus://host:port/collection, or FILE.db.")],
+    queries: Annotated[list[Path], typer.Argument(help="Pictures to look for.")],
+    k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="Hits for each.")] = 10,
+    by: Annotated[
+        str | None, typer.Option(help="rationale, average, or a pooling of the index.  [default: its first]")
+    ] = None,
+    box: Annotated[
+        str | None, typer.Option(help="Only this part of the query: x,y,width,height as shares of it.")
+    ] = None,
+    diversity: Annotated[float, typer.Option(min=0, max=1, help="0: nearest first; more: hits that differ.")] = 0.0,
+    min_score: Annotated[float | None, typer.Option(help="No hit with a lower cosine.")] = None,
+    engine: Annotated[EngineName, typer.Option(help="What sees the queries; onnx needs no torch.")] = EngineName.torch,
+    model: Annotated[Path | None, typer.Option(help="With onnx: the exported file, if not beside the index.")] = None,
+    run: Run = None,
+    as_json: Json = False,
+) -> None:
+    """Find the images of an index that look most like a picture."""
+    from finesight.features.embedder import open_engine
+    from finesight.features.preprocess import parsed_box
+    from finesight.search.engines import open_index
+    from finesight.search.searcher import Searcher
+
+    if model is not None and engine != EngineName.onnx:
+        raise FineSightError("--model is for --engine onnx: torch uses the encoder kept with the index.")
+    if run is not None and engine == EngineName.onnx:
+        raise FineSightError("--run is for --engine torch: give onnx the exported file by --model.")
+    part = None if box is None else parsed_box(box)
+    with closing(open_index(where)) as index:
+        if not len(index):
+            raise FineSightError(f"The index {where} is empty: add images with `finesight index`.")
+        searcher = Searcher(index, open_engine(str(engine), index, model or run))
+        answers = [
+            (query, searcher.by_picture(query, k, by=by, box=part, diversity=diversity, min_score=min_score))
+            for query in queries
+        ]
+        root = index.meta.root
+    if as_json:
+        print(json.dumps({"index": where, "root": _text(root), "results": [_result(*one) for one in answers]}))
+        return
+    for query, answer in answers:
+        _print(query, answer)
+
+
+def _result(query: Path, answer: Answer) -> dict[str, object]:
+    assert answer.view is not None
+    return {
+        "query": _text(str(query)),
+        "by": answer.space,
+        "view": dict(zip(("x", "y", "width", "height"), answer.view.box, strict=True)),
+        "hits": [{"id": str(hit.id), "path": _text(hit.path), "score": round(hit.score, 6)} for hit in answer.hits],
+        "took": {"embed_ms": round(answer.embed_ms, 2), "search_ms": round(answer.search_ms, 2)},
+    }
+
+
+def _print(query: Path, answer: Answer) -> None:
+    print(f"{_text(str(query))} (by {answer.space}):")
+    if not answer.hits:
+        print("  nothing: no image of the index reaches --min-score")
+    for place, hit in enumerate(answer.hits, 1):
+        print(f"{place:4d}  {hit.score:7.4f}  {_text(hit.path)}")
+
+
+def _text(name: str) -> str:
+    """File names that are not UTF-8 cannot be printed as they are."""
+    return name.encode("utf-8", "replace").decode()

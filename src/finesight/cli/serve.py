@@ -1,0 +1,80 @@
+"""``finesight serve``: parse, call, print. Heavy imports live inside the functions, so that --help is quick."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from finesight.cli.options import CacheDir, Quiet
+from finesight.cli.search import EngineName, Run
+from finesight.errors import Interrupted
+
+if TYPE_CHECKING:
+    from finesight.server.limits import Limits
+
+Host = Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network the machine is in.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
+Token = Annotated[
+    str | None,
+    typer.Option(envvar="FINESIGHT_TOKEN", show_envvar=True, help="A word that everyone who asks must know."),
+]
+AllowHost = Annotated[
+    list[str] | None, typer.Option(help="A name by which the server may be called, beside localhost and --host.")
+]
+Queue = Annotated[int, typer.Option(min=1, max=10_000, help="Pictures that may wait for the network.")]
+MaxUpload = Annotated[float, typer.Option("--max-upload-mb", min=0.01, max=1000, help="Largest upload.")]
+
+
+def serve(
+    where: Annotated[str, typer.Argument(help="An index folder, a run, milvus://host:port/collection, or FILE.db.")],
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    token: Token = None,
+    allow_host: AllowHost = None,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+    queue: Queue = 32,
+    max_upload_mb: MaxUpload = 20.0,
+    engine: Annotated[EngineName, typer.Option(help="What sees the queries; onnx needs no torch.")] = EngineName.torch,
+    update: Annotated[
+        str | None, typer.Option(help="Bring the index up to date with this folder, its own, while serving.")
+    ] = None,
+    run: Run = None,
+    cache_dir: CacheDir = None,
+    quiet: Quiet = False,
+) -> None:
+    """Search an index in the browser: a page, and an API that /docs describes."""
+    from finesight.features.embedder import open_engine
+    from finesight.search.engines import open_index
+    from finesight.server.listen import bind
+    from finesight.server.serve import Place, run_server, update_job
+
+    place = Place(host, port, token, tuple(allow_host or ()), open_page)
+    bind(host, port).close()  # before the slow part
+    with stoppable():
+        index = open_index(where)
+        seeing = open_engine(str(engine), index, run)
+        job = None
+        if update is not None:
+            job = update_job(where, seeing, update, Path(index.meta.run), progress=not quiet)
+        run_server(index, seeing, place, limits_of(queue, max_upload_mb), job=job, cache_dir=cache_dir)
+
+
+def limits_of(queue: int, max_upload_mb: float) -> Limits:
+    from finesight.server.limits import Limits
+
+    most = int(max_upload_mb * 2**20)
+    return Limits(queue=queue, upload_bytes=most, uploads_bytes=max(Limits.uploads_bytes, 2 * most))
+
+
+@contextmanager
+def stoppable() -> Iterator[None]:
+    """Ctrl-C before the server answers."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise Interrupted(signal.SIGINT, "Stopped.") from None

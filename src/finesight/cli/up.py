@@ -1,0 +1,157 @@
+"""``finesight up``: a folder in, a page out. Heavy imports live inside the functions, so that --help is quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from finesight.cli.options import CacheDir, Quiet, Workers
+from finesight.cli.serve import AllowHost, Host, MaxUpload, Port, Queue, Token, limits_of, stoppable
+from finesight.cli.settings import assignments
+from finesight.errors import FineSightError
+
+if TYPE_CHECKING:
+    from finesight.server.limits import Limits
+    from finesight.server.serve import Place
+    from finesight.training.config import TrainConfig
+    from finesight.training.run_folder import RunFolder
+
+BATCH = 128  # of training, where there are that many images
+
+
+def up(
+    folder: Annotated[Path, typer.Argument(help="A folder of images, a list of paths, or a known dataset.")],
+    out: Annotated[
+        Path | None, typer.Option(help="The run folder.  [default: finesight-NAME beside the folder]")
+    ] = None,
+    method: Annotated[str | None, typer.Option(help="lcr, or frozen to train nothing.  [default: lcr]")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="imagenet, random, or a weight file.  [default: imagenet]")
+    ] = None,
+    backbone: Annotated[str | None, typer.Option(help="Any convolutional timm model.  [default: resnet50]")] = None,
+    resolution: Annotated[int | None, typer.Option(help="Pixels of a view.  [default: 224]")] = None,
+    epochs: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images a step.  [default: 128, or fewer if there are]")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as views.blur=0.5.")] = None,
+    host: Host = "127.0.0.1",
+    port: Port = 8000,
+    token: Token = None,
+    allow_host: AllowHost = None,
+    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    queue: Queue = 32,
+    max_upload_mb: MaxUpload = 20.0,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Train on a folder, index it and serve the page. Run it again to continue, or to use what is there."""
+    from finesight.data.sources import open_source
+    from finesight.server.listen import bind
+    from finesight.server.serve import Place
+
+    given = {
+        "method": method,
+        "backbone.weights": weights,
+        "backbone.name": backbone,
+        "views.resolution": resolution,
+        "epochs": epochs,
+        "batch": batch,
+    }
+    asked = {**{key: value for key, value in given.items() if value is not None}, **assignments(settings or [])}
+    place = Place(host, port, token, tuple(allow_host or ()), open_page)
+    bind(host, port).close()  # before hours of training
+    limits = limits_of(queue, max_upload_mb)
+    images = len(open_source(folder).split("train"))
+    run = run_folder(folder, out)
+    with stoppable():
+        _train(run, folder, images, asked, cache_dir, workers, not quiet)
+        _serve(run, folder, place, limits, cache_dir, workers, not quiet)
+
+
+def run_folder(folder: Path, out: Path | None) -> Path:
+    """Beside the images, never among them."""
+    place = folder.expanduser().resolve()
+    name = place.stem if place.is_file() else place.name
+    if out is None and not name:
+        raise FineSightError(f"{folder} has no name to call a run by: give --out a folder.")
+    run = (out if out is not None else place.parent / f"finesight-{name}").expanduser().resolve()
+    if place.is_dir() and (run == place or place in run.parents):
+        raise FineSightError(f"--out {run} lies inside {folder}: nothing is written among the images.")
+    return run
+
+
+def _train(
+    run: Path,
+    folder: Path,
+    images: int,
+    asked: dict[str, Any],
+    cache_dir: Path | None,
+    workers: int | None,
+    progress: bool,
+) -> None:
+    """The run's encoder: the one that is there, or what training leaves."""
+    from finesight.io.console import console
+    from finesight.methods.recipes import recipe
+    from finesight.training.run_folder import RunFolder
+
+    there = RunFolder(run)
+    if (there.encoder / "encoder.json").exists() and not asked and _same_data(there, folder):
+        console.print(f"Using the encoder of {run}.", markup=False)
+        return
+    config = config_of(there, folder, images, asked)
+    if recipe(config.method).objective is None:
+        _keep_frozen(there, config.located())
+        return
+    from finesight.training.config import RuntimeConfig
+    from finesight.training.train import train_and_report
+
+    runtime = RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=progress)
+    train_and_report(config, run, runtime)
+
+
+def _keep_frozen(run: RunFolder, config: TrainConfig) -> None:
+    """What ``train`` does for a method without training, but for decoding every image: nothing looks at them."""
+    from finesight.training.save_encoder import save_frozen
+
+    with run.locked():
+        run.enter(config, restart=False)
+        if not (run.encoder / "encoder.json").exists():
+            save_frozen(config, run)
+
+
+def _same_data(run: RunFolder, folder: Path) -> bool:
+    return Path(run.config().data).resolve() == folder.expanduser().resolve()
+
+
+def config_of(run: RunFolder, folder: Path, images: int, asked: dict[str, Any]) -> TrainConfig:
+    """The settings of the run that is there, if any, and what is asked for; training refuses if they differ."""
+    from finesight.training.config import build_config, dotted, read_yaml
+
+    known: dict[str, Any] = dotted(read_yaml(run.config_file)) if run.config_file.exists() else {}
+    if not known or asked.get("method", known.get("method")) != known.get("method"):
+        known = {"batch": max(2, min(BATCH, int(0.9 * images)))}  # a tenth may be held out, or unreadable
+    return build_config({**known, **asked, "data": str(folder)})
+
+
+def _serve(
+    run: Path,
+    folder: Path,
+    place: Place,
+    limits: Limits,
+    cache_dir: Path | None,
+    workers: int | None,
+    progress: bool,
+) -> None:
+    """At once: what is indexed already can be searched while the rest is added."""
+    from finesight.data.sources import open_source
+    from finesight.features.embedder import TorchEngine
+    from finesight.search.build import open_or_create
+    from finesight.server.serve import run_server, update_job
+
+    engine = TorchEngine.load(run)
+    where = str(run / "index")
+    index = open_or_create(where, engine, run, open_source(folder).root)
+    job = update_job(where, engine, folder, run, workers=workers, progress=progress)
+    run_server(index, engine, place, limits, job=job, cache_dir=cache_dir)

@@ -1,0 +1,276 @@
+"""What is wrong with a folder of images, before a training or a score is spent on it."""
+
+from __future__ import annotations
+
+import csv
+import json
+import os
+import stat
+import warnings
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass
+from itertools import islice
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from finesight.data.cache import cache_side, write_skipped
+from finesight.data.decode import UnreachableFile, explained, os_reason, read_sized
+from finesight.data.image_hash import content_hash, groups, perceptual_hash
+from finesight.data.sources import ImageSource
+from finesight.errors import SkipImage
+from finesight.io.console import track
+
+TINY = 64  # pixels of the short side
+DECODED = 64  # enough for a 32 px hash: a JPEG is decoded at up to 1/8
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+@dataclass(frozen=True)
+class Unreadable:
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class Sized:
+    path: str
+    width: int
+    height: int
+
+
+@dataclass(frozen=True)
+class Twin:
+    """One image of a group of duplicates; ``exact`` when another of the group has the same bytes."""
+
+    path: str
+    kind: str  # "exact" | "near"
+    split: str | None
+    label: str | None
+
+
+@dataclass(frozen=True)
+class Group:
+    """Images that are one picture. Likeness is handed on: the first and the last may differ more than neighbours."""
+
+    kind: str  # "exact" when all have the same bytes, else "near"
+    images: tuple[Twin, ...]
+
+    @property
+    def leaks(self) -> bool:
+        """Whether it lies on both sides of the split."""
+        return len({image.split for image in self.images}) > 1
+
+    @property
+    def conflicts(self) -> bool:
+        """Whether it has more than one label."""
+        return len({image.label for image in self.images} - {None}) > 1
+
+
+@dataclass(frozen=True)
+class ClassSizes:
+    """Readable images per class."""
+
+    count: int
+    smallest: tuple[str, int]
+    median: float
+    largest: tuple[str, int]
+    lonely: tuple[str, ...]  # fewer than 2 images: no other image of the class can be found
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    root: str
+    kind: str
+    images: int
+    readable: int
+    splits: dict[str, int] | None  # as listed
+    unlabelled: int | None  # as listed; None for a source without classes
+    classes: ClassSizes | None
+    unreadable: tuple[Unreadable, ...]
+    left_out: tuple[Unreadable, ...]  # seen while listing: not images, broken links
+    tiny: tuple[Sized, ...]  # short side below TINY
+    small_side: int  # the short side that training at the wanted resolution keeps
+    small: int  # images below it, the tiny ones included
+    blank: tuple[str, ...] | None  # of one colour; None when near duplicates were not looked for
+    near: bool  # whether near duplicates were looked for
+    duplicates: tuple[Group, ...]
+
+    @property
+    def leaks(self) -> tuple[Group, ...]:
+        return tuple(group for group in self.duplicates if group.leaks)
+
+    @property
+    def leaked(self) -> int:
+        """Test images that are in the train split too."""
+        return sum(image.split == "test" for group in self.leaks for image in group.images)
+
+    @property
+    def conflicts(self) -> tuple[Group, ...]:
+        return tuple(group for group in self.duplicates if group.conflicts)
+
+    @property
+    def clean(self) -> bool:
+        """What ``--strict`` asks for: every file readable, no test image in train."""
+        return not self.unreadable and not self.leaks
+
+    def to_json(self) -> dict[str, Any]:
+        facts = asdict(self)
+        for shown, group in zip(facts["duplicates"], self.duplicates, strict=True):
+            shown |= {"leaks": group.leaks, "conflicts": group.conflicts}
+        return facts | {"leaked": self.leaked, "clean": self.clean}
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """All that is kept of one image."""
+
+    size: tuple[int, int] = (0, 0)
+    content: bytes | None = None  # only where another file is as long
+    hash: int | None = None
+    reason: str = ""
+
+
+def check_source(
+    source: ImageSource,
+    *,
+    resolution: int = 224,
+    near: bool = True,
+    workers: int | None = None,
+    progress: bool = True,
+) -> CheckReport:
+    """Read every image once, through the decoder that training uses, and report."""
+    seen = _read_all(source, near, workers or _cores(), progress)
+    readable = [i for i, image in enumerate(seen) if not image.reason]
+    paths = source.paths.tolist()
+    short = {i: min(seen[i].size) for i in readable}
+    side = cache_side(resolution)
+    labels = source.labels
+    return CheckReport(
+        root=str(source.root),
+        kind=source.kind,
+        images=len(source),
+        readable=len(readable),
+        splits=None if source.splits is None else dict(sorted(Counter(source.splits.tolist()).items())),
+        unlabelled=None if labels is None else int((labels < 0).sum()),
+        classes=_class_sizes(source.select(readable)),
+        unreadable=tuple(Unreadable(paths[i], image.reason) for i, image in enumerate(seen) if image.reason),
+        left_out=tuple(Unreadable(path, reason) for path, reason in source.skipped),
+        tiny=tuple(Sized(paths[i], *seen[i].size) for i in readable if short[i] < TINY),
+        small_side=side,
+        small=sum(short[i] < side for i in readable),
+        blank=tuple(paths[i] for i in readable if seen[i].hash is None) if near else None,
+        near=near,
+        duplicates=_duplicates(source, seen),
+    )
+
+
+def make_folder(folder: Path) -> None:
+    """For ``write_report``."""
+    with _explained(folder):
+        folder.mkdir(parents=True, exist_ok=True)
+
+
+def write_report(report: CheckReport, folder: Path) -> None:
+    """``report.json``, ``duplicates.csv`` and ``skipped.csv``; names that are not UTF-8 keep their bytes."""
+    make_folder(folder)
+    with _explained(folder):
+        (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n", "utf-8")
+        skipped = (*report.left_out, *report.unreadable)
+        write_skipped([(image.path, image.reason) for image in skipped], folder / "skipped.csv")
+        with open(folder / "duplicates.csv", "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+            writer = csv.writer(file, lineterminator="\n")
+            writer.writerow(("group", "path", "kind", "split", "label"))
+            for number, group in enumerate(report.duplicates, start=1):
+                writer.writerows((number, i.path, i.kind, i.split or "", i.label or "") for i in group.images)
+
+
+def _explained(folder: Path) -> AbstractContextManager[None]:
+    return explained(f"cannot write into {folder}", "give --out another folder")
+
+
+def _read_all(source: ImageSource, near: bool, workers: int, progress: bool) -> list[_Seen]:
+    files = [source.file(i) for i in range(len(source))]
+    lengths = [_length(file) for file in files]
+    shared = {length for length, n in Counter(lengths).items() if n > 1}
+    jobs = [(file, source.trim, length in shared, near) for file, length in zip(files, lengths, strict=True)]
+    with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
+        warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the reasons
+        results = _in_order(pool, _look, jobs, 4 * workers)
+        return list(track(results, len(jobs), "Reading images", show=progress))
+
+
+def _in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], jobs: Iterable[T], ahead: int) -> Iterator[R]:
+    """With a bounded number under way: a stop need not wait for the whole folder."""
+    waiting = iter(jobs)
+    running: deque[Future[R]] = deque(pool.submit(call, job) for job in islice(waiting, ahead))
+    while running:
+        done = running.popleft().result()
+        running.extend(pool.submit(call, job) for job in islice(waiting, 1))
+        yield done
+
+
+def _length(file: Path) -> int:
+    """In bytes; -1 for what cannot be reached, which is told when it is read."""
+    try:
+        return file.stat().st_size
+    except OSError:
+        return -1
+
+
+def _look(job: tuple[Path, int, bool, bool]) -> _Seen:
+    file, trim, with_content, with_hash = job
+    try:
+        if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for ever
+            raise UnreachableFile("not a regular file")
+        image, size = read_sized(file, DECODED, trim)
+        content = content_hash(file) if with_content else None
+    except SkipImage as skip:
+        return _Seen(reason=str(skip))
+    except OSError as error:
+        return _Seen(reason=os_reason(error))
+    return _Seen(size, content, perceptual_hash(image) if with_hash else None)
+
+
+def _class_sizes(source: ImageSource) -> ClassSizes | None:
+    if source.labels is None or not source.classes:
+        return None
+    counts = np.bincount(source.labels[source.labels >= 0], minlength=len(source.classes))
+    low, high = int(counts.argmin()), int(counts.argmax())
+    return ClassSizes(
+        count=len(source.classes),
+        smallest=(source.classes[low], int(counts[low])),
+        median=float(np.median(counts)),
+        largest=(source.classes[high], int(counts[high])),
+        lonely=tuple(name for name, n in zip(source.classes, counts, strict=True) if n < 2),
+    )
+
+
+def _duplicates(source: ImageSource, seen: list[_Seen]) -> tuple[Group, ...]:
+    contents = [image.content for image in seen]
+    members: dict[int, list[int]] = {}
+    for i, first in enumerate(groups(contents, [image.hash for image in seen]).tolist()):
+        members.setdefault(first, []).append(i)
+    copies = Counter(content for content in contents if content is not None)
+    return tuple(_group(source, contents, copies, images) for images in members.values() if len(images) > 1)
+
+
+def _group(source: ImageSource, contents: list[bytes | None], copies: Counter[bytes], images: list[int]) -> Group:
+    twins = []
+    for i in images:
+        content = contents[i]
+        kind = "exact" if content is not None and copies[content] > 1 else "near"
+        split = None if source.splits is None else str(source.splits[i])
+        label = None if source.labels is None or source.labels[i] < 0 else source.classes[source.labels[i]]
+        twins.append(Twin(str(source.paths[i]), kind, split, label))
+    alike = {contents[i] for i in images}
+    return Group("exact" if len(alike) == 1 and None not in alike else "near", tuple(twins))
+
+
+def _cores() -> int:
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

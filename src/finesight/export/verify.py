@@ -1,0 +1,107 @@
+"""Does onnxruntime compute what PyTorch does? Asked of noise and of smooth pictures, in several sizes and batches."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn.functional import interpolate
+
+from finesight.data.color import normalise
+from finesight.features.encoder import Encoder
+from finesight.features.onnx_names import ATTENTION, FEATURE, IMAGES, REGION, RESPONSES, VECTORS
+from finesight.features.onnx_runtime import session
+from finesight.io.console import track
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The largest over all pictures that were tried."""
+
+    output: str
+    absolute: float
+    relative: float  # to the largest value of that output for the picture; of attention, to 1 if that is larger
+    cosine: float | None  # the smallest, where the output is a vector
+
+
+def check(
+    encoder: Encoder, model: Path, names: Sequence[str], *, seed: int = 0, progress: bool = True
+) -> tuple[Difference, ...]:
+    """Every output of the file beside what the encoder itself gives for the same pixels."""
+    running, found = session(model), {name: _Worst(name) for name in names}
+    inputs = list(trials(encoder.config.resolution, encoder.backbone.stride, seed))
+    for images, region in track(inputs, len(inputs), "checking", show=progress):
+        given = {IMAGES: images.numpy()} | ({} if region is None else {REGION: region.numpy()})
+        wanted = reference(encoder, images, region, names)
+        for name, got in zip(names, running.run(list(names), given), strict=True):
+            found[name].add(wanted[name], got)
+    return tuple(worst.difference() for worst in found.values())
+
+
+@torch.no_grad()
+def reference(
+    encoder: Encoder, images: Tensor, region: Tensor | None, names: Sequence[str]
+) -> dict[str, NDArray[np.float32]]:
+    """What PyTorch makes of pixels (N, H, W, 3), by the code that embeds and evaluates, not by the exported graph."""
+    views = normalise(images.permute(0, 3, 1, 2).float().div_(255), encoder.config.mean, encoder.config.std)
+    poolings = {name: encoder.config.pooling if name == FEATURE else name for name in names if name in VECTORS}
+    encoded = encoder.encode(views, tuple(dict.fromkeys(poolings.values())), regions=region)
+    outputs = {name: encoded.features[pooling].numpy() for name, pooling in poolings.items()}
+    outputs[ATTENTION] = encoded.attention.numpy()
+    if RESPONSES in names:
+        assert encoder.branch is not None
+        outputs[RESPONSES] = encoder.branch.responses(encoder.backbone(views)).numpy()
+    return outputs
+
+
+def trials(side: int, stride: int, seed: int) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """One image and several, square and not, as large as the view and larger; whole and in part."""
+    draw = torch.Generator().manual_seed(seed)
+    sizes = ((1, side, side), (3, side, side), (2, side, side + stride + 3), (1, side + side // 2, side))
+    for n, (count, height, width) in enumerate(sizes):
+        noise = torch.rand(count, 3, height, width, generator=draw)
+        coarse = torch.rand(count, 3, 5, 6, generator=draw)
+        smooth = 0.9 * interpolate(coarse, (height, width), mode="bicubic").clamp(0, 1) + 0.1 * noise
+        part = torch.zeros(count, height, width)
+        part[:, height // 4 : height // 4 + height // 2, n * width // 8 : n * width // 8 + width // 2] = 1
+        yield _pixels(noise), None
+        yield _pixels(smooth), None
+        yield _pixels(smooth), part
+
+
+def _pixels(images: Tensor) -> Tensor:
+    """In [0, 1] (N, 3, H, W) -> uint8 (N, H, W, 3)"""
+    return (255 * images).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
+
+
+class _Worst:
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.absolute, self.relative, self.cosine = [0.0], [0.0], [1.0]
+
+    def add(self, wanted: NDArray[np.float32], got: NDArray[np.float32]) -> None:
+        """(N, …) each"""
+        assert wanted.shape == got.shape, f"{self.name}: {wanted.shape} and {got.shape}"
+        for want, have in zip(wanted.astype(np.float64), got.astype(np.float64), strict=True):
+            gap = float(np.abs(want - have).max())
+            self.absolute.append(gap)
+            # a mask is in [0, 1], unless its divisor is the plain maximum (reading "paper"), which may be near 0
+            least = 1.0 if self.name == ATTENTION else 1e-12
+            self.relative.append(gap / max(float(np.abs(want).max()), least))
+            self.cosine.append(cosine(want.ravel(), have.ravel()))
+
+    def difference(self) -> Difference:
+        """numpy's extremes, unlike Python's, are nan if one of the values is."""
+        smallest = float(np.min(self.cosine)) if self.name in VECTORS else None
+        return Difference(self.name, float(np.max(self.absolute)), float(np.max(self.relative)), smallest)
+
+
+def cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
+    """Of two vectors; 1 if both are zero."""
+    length = float(np.linalg.norm(a) * np.linalg.norm(b))
+    return float(a @ b) / length if length > 0 else float(not a.any() and not b.any())

@@ -1,0 +1,66 @@
+"""Features with far more dimensions than images, in as many coordinates as there are images."""
+
+from collections.abc import Iterator
+from functools import cached_property
+
+import torch
+
+from finesight.features.wide import WideRows
+
+BATCH = 256
+GRAM_BLOCK = 256 * 2**20  # bytes of the features that it is summed from at a time
+JITTER = 2.0**-25  # half the last bit of float32 at 1; at least n² 2⁻⁵³, which Cholesky needs where images are copies
+
+Rows = torch.Tensor | WideRows
+
+
+class RowSpace:
+    """n rows of D ≫ n dimensions in n coordinates that have the same inner products.
+
+    SGD from zero adds up multiples of the rows it is shown, and sees no more of them than their inner products. On the
+    rows of the Gram matrix's Cholesky factor it therefore goes the same way as on the features themselves, step by
+    step and for any part of the rows, at n / D of the cost; ``lift`` turns what it learnt into weights of the
+    features. Nothing is left out: the two differ by rounding. Copies of an image make the matrix singular; ``JITTER``
+    times its own square, added to each row's, mends that and is lost in float32.
+    """
+
+    def __init__(self, x: Rows) -> None:
+        self.x = x
+        cosines = _gram(x)
+        self.norm = cosines.diagonal().sqrt()
+        self.divisor = torch.where(self.norm > 0, self.norm, 1.0)
+        cosines.div_(self.divisor).div_(self.divisor[:, None]).diagonal().add_(JITTER)
+        self.factor: torch.Tensor = torch.linalg.cholesky(cosines)  # (n, n), of the rows at length 1
+
+    @cached_property
+    def rows(self) -> torch.Tensor:
+        """(n, n) for (n, D)."""
+        return (self.factor * self.norm[:, None]).float()
+
+    def lift(self, weight: torch.Tensor) -> torch.Tensor:
+        """(G, C, n + 1) -> (G, C, D + 1)"""
+        flat = weight[..., :-1].flatten(0, 1).double()  # (G*C, n)
+        shares = torch.linalg.solve_triangular(self.factor, flat, upper=False, left=False) / self.divisor
+        lifted = weight.new_empty(*weight.shape[:2], self.x.shape[1] + 1)
+        for columns, block in _column_blocks(self.x):
+            lifted[..., columns] = (shares @ block).view(*weight.shape[:2], -1).to(weight.dtype)
+        lifted[..., -1] = weight[..., -1]
+        return lifted
+
+
+def _gram(x: Rows) -> torch.Tensor:
+    """Inner products of the rows (n, n) in float64; the lower triangle, which is all that Cholesky reads."""
+    gram = torch.zeros(len(x), len(x), dtype=torch.float64)
+    for _, block in _column_blocks(x):
+        for start in range(0, len(x), BATCH):
+            gram[start:, start : start + BATCH].addmm_(block[start:], block[start : start + BATCH].T)
+    return gram
+
+
+def _column_blocks(x: Rows) -> Iterator[tuple[slice, torch.Tensor]]:
+    """(n, D) in float64, some columns at a time."""
+    step = max(1, GRAM_BLOCK // (8 * max(1, len(x))))
+    for start in range(0, x.shape[1], step):
+        columns = slice(start, min(start + step, x.shape[1]))
+        part = x[:, columns]
+        yield columns, part.tensor(torch.float64) if isinstance(part, WideRows) else part.double()

@@ -1,0 +1,294 @@
+"""What a bench will take, measured on small steps of the real network before anything long begins."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from finesight.data.cache import cache_side, default_cache_dir
+from finesight.data.scene import Backdrop
+from finesight.data.sources import ImageSource
+from finesight.errors import FineSightError
+from finesight.evaluation import linear
+from finesight.evaluation.fractions import nested_fractions
+from finesight.features.wide import WIDE
+from finesight.training.batches import Batch
+from finesight.training.config import RuntimeConfig, TrainConfig
+from finesight.training.looks import due
+from finesight.training.module import TrainingModule
+
+PROBE = 8  # images of the small step, steps of the small probe
+FEW = 2  # images of a still smaller step: what both take alike is the head's weights, whatever the batch
+PROGRAM = 0.8e9  # bytes of the interpreter with its libraries
+CACHED_SHAPE = 4 / 3  # width by height of a usual photo
+CHECKPOINTS = 3  # at most on disk at once: two kept, one being written
+JOINED = 1.5  # a network's features while they are put together, over what they take in the end
+FRACTIONS = (100, 50, 20)  # percent of the labels that probes are fitted with
+GRAM_NUMBER = 20  # bytes a pair of images takes: inner product and factor in float64, coordinates in float32
+BLOCKS = 0.5e9  # bytes of wide features looked at in float64 at a time
+
+
+@dataclass(frozen=True)
+class Work:
+    """How much there is to do."""
+
+    trainings: int
+    networks: int  # to embed the images with
+    probes: int  # poolings that get linear probes
+    rows: int  # at most, of one network: its features are held at once
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Seconds of one training, of embedding by one network and of one row's probes; bytes of memory and disk."""
+
+    work: Work
+    training: float
+    scoring: float
+    probing: float
+    memory: float
+    runs_disk: float
+    cache_disk: float
+
+    @property
+    def seconds(self) -> float:
+        work = self.work
+        return work.trainings * self.training + work.networks * self.scoring + work.probes * self.probing
+
+    def words(self) -> str:
+        work = self.work
+        return (
+            f"{work.trainings} trainings of about {_time(self.training)}, {work.networks} networks to embed with in "
+            f"about {_time(self.scoring)} each, {work.probes} linear probes of about {_time(self.probing)}: "
+            f"{_time(self.seconds)} in all on this machine as it is now, {_gib(self.memory)} of memory, "
+            f"{_gib(self.runs_disk)} of disk for the runs and {_gib(self.cache_disk)} for decoded images."
+        )
+
+
+def together(costs: Sequence[Cost]) -> Cost:
+    """Of parts that are done one after the other; seconds of one training are those of the mean one."""
+    works = [cost.work for cost in costs]
+    trainings, networks, probes = (
+        sum(getattr(work, name) for work in works) for name in ("trainings", "networks", "probes")
+    )
+    return Cost(
+        Work(trainings, networks, probes, max(work.rows for work in works)),
+        training=sum(cost.work.trainings * cost.training for cost in costs) / max(1, trainings),
+        scoring=sum(cost.work.networks * cost.scoring for cost in costs) / max(1, networks),
+        probing=sum(cost.work.probes * cost.probing for cost in costs) / max(1, probes),
+        memory=max(cost.memory for cost in costs),
+        runs_disk=sum(cost.runs_disk for cost in costs),
+        cache_disk=max(cost.cache_disk for cost in costs),
+    )
+
+
+def estimate(config: TrainConfig, source: ImageSource, work: Work, devices: int = 1) -> Cost:
+    """For images of which none is decoded yet, and rows whose features are as wide as the method makes them."""
+    images, train_labels = len(source), source.split("train").labels
+    assert train_labels is not None  # the benches' datasets have them
+    train, classes = len(train_labels), len(np.unique(train_labels))
+    per_epoch = max(1, train // config.batch)
+    module = TrainingModule(config, images=train, steps_per_epoch=per_epoch, classes=classes).to(_device())
+    _step(module)  # the first one also allocates
+    (few_seconds, _), (seconds, saved) = _step(module, FEW), _step(module)
+    an_image = max(0.0, seconds - few_seconds) / (PROBE - FEW)
+    fixed = max(0.0, seconds - PROBE * an_image)
+    steps = train // config.batch * config.epochs
+    weights = sum(value.nbytes for value in module.state_dict().values())
+    learnt = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    width = feature_width(config, module.objective.backbone.channels)
+    held = config.batch / devices if torch.cuda.is_available() else config.batch  # processes share the CPU's memory
+    learning = 2 * learnt + held * saved / PROBE if work.trainings else 0.0
+    sides = {cache_side(config.views.resolution), cache_side(config.encoder_resolution)}
+    looking = _looks(config) * train * _forward(module, config.views.resolution)
+    return Cost(
+        work,
+        training=steps * (fixed + config.batch * an_image) + looking,
+        scoring=images * _forward(module, config.encoder_resolution) + _searching(width, images - train),
+        probing=_probe(width, train_labels),
+        memory=PROGRAM + weights + max(learning, _features_memory(width, images, train, work.rows)),
+        runs_disk=work.trainings * (CHECKPOINTS + 1) * (weights + learnt),
+        cache_disk=sum(images * 3 * CACHED_SHAPE * side**2 for side in sides),
+    )
+
+
+def feature_width(config: TrainConfig, channels: int) -> int:
+    """Numbers in one image's feature: bilinear pooling has those of every projection."""
+    if config.pooling != "bilinear":
+        return channels
+    assert config.rationale is not None
+    return channels * config.rationale.projections
+
+
+def _looks(config: TrainConfig) -> int:
+    """How often all images go through the network to see where crops should be."""
+    if config.focus.source not in ("energy", "rationale"):
+        return 0
+    return sum(due(config.focus.every, epoch, config.epochs) for epoch in range(config.epochs))
+
+
+def _features_memory(width: int, images: int, train: int, rows: int) -> float:
+    """Of all rows of a network. Wide features are kept in 16 bits and not copied, but compared image by image."""
+    if width <= WIDE:
+        return JOINED * rows * images * width * 4
+    compared = train if _spans(train, width) else 0
+    return rows * images * width * 2 + GRAM_NUMBER * compared**2 + BLOCKS
+
+
+def _step(module: TrainingModule, images: int = PROBE) -> tuple[float, float]:
+    """Seconds of a training step on grey images, and the bytes kept for its backward pass."""
+    side = cache_side(module.config.views.resolution)
+    canvas = torch.full((images, 3, side, side), 128, dtype=torch.uint8, device=_device())
+    sizes, places = torch.full((images, 2), side), torch.zeros(images, dtype=torch.long, device=_device())
+    backdrop = Backdrop(canvas, sizes, places) if module.config.views.pastes else None
+    batch = Batch(0, canvas, sizes, slice(0, images), places, places, backdrop)  # all of class 0 and the first image
+    saved = 0
+
+    def step() -> None:
+        nonlocal saved
+        loss, saved = saved_bytes(module, lambda: module.training_step(batch, 0))
+        loss.backward()  # type: ignore[no-untyped-call]
+
+    seconds = _seconds(step)
+    module.zero_grad()
+    return seconds, saved
+
+
+def saved_bytes(module: torch.nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
+    """What ``forward`` gives, and the bytes it keeps for the backward pass beside the module's own."""
+    kept: dict[int, int] = {}
+
+    def note(tensor: Tensor) -> Tensor:
+        kept[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(note, lambda tensor: tensor):
+        loss = forward()
+    own = {value.untyped_storage().data_ptr() for value in module.state_dict().values()}
+    return loss, sum(size for place, size in kept.items() if place not in own)
+
+
+@torch.no_grad()
+def _forward(module: TrainingModule, resolution: int) -> float:
+    """Seconds to embed one image, as the encoder does it on a CPU: one at a time."""
+    backbone = module.objective.backbone.eval()
+    image = torch.zeros(1, 3, resolution, resolution, device=_device())
+    backbone(image)
+    return min(_seconds(lambda: backbone(image)) for _ in range(3))
+
+
+def _probe(width: int, labels: NDArray[np.int64]) -> float:
+    """Seconds of a row's linear probes. Where images are fewer, these are fitted in as many dimensions as images."""
+    classes, total = len(np.unique(labels)), 0.0
+    for percent in FRACTIONS:
+        images = len(nested_fractions(labels, [percent / 100])[percent / 100])
+        spans = _spans(images, width)
+        total += linear.steps_of_one_rate(labels, (percent,)) * _probe_step(images if spans else width, classes)
+        if spans:
+            gram, factor, lift = images**2 * width / 2, images**3 / 6, 2 * classes * images * width
+            total += (gram + factor + lift) * _product_seconds()
+    return total
+
+
+def _spans(images: int, width: int) -> bool:
+    """Whether ``linear_probe`` compares the images with each other first."""
+    return images <= min(linear.GRAM, width // 2)
+
+
+def _probe_step(width: int, classes: int) -> float:
+    """Seconds of one step with one learning rate."""
+    rates = linear.LEARNING_RATES
+    x, y = torch.randn(linear.BATCH, width), torch.arange(linear.BATCH) % classes
+    linear.fit(x, y, classes, rates, 1, 0)
+    return _seconds(lambda: linear.fit(x, y, classes, rates, PROBE, 0)) / PROBE / len(rates)
+
+
+def _searching(width: int, images: int) -> float:
+    """Seconds to compare all test images with each other: nothing beside the network, unless features are wide."""
+    return images**2 * width * _product_seconds() if width > WIDE else 0.0
+
+
+def _product_seconds() -> float:
+    """Seconds of one multiplication and addition in a matrix product in float64."""
+    side = 512
+    x = torch.ones(side, side, dtype=torch.float64)
+    x @ x
+    return _seconds(lambda: x @ x) / side**3
+
+
+def _seconds(work: Callable[[], object]) -> float:
+    began = time.monotonic()
+    work()
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return time.monotonic() - began
+
+
+def _device() -> torch.device:
+    """Where training would run."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+def refuse_what_does_not_fit(cost: Cost, runs: Path, runtime: RuntimeConfig) -> None:
+    """Said before the start, not by the kernel after an hour."""
+    problems = []
+    available = available_memory()
+    if available is not None and cost.memory > available:
+        problems.append(f"it needs {_gib(cost.memory)} of memory and {_gib(available)} are free")
+    for place, need in _disks(cost, runs, runtime.cache_dir or default_cache_dir()).items():
+        free = shutil.disk_usage(place).free
+        if need > free:
+            problems.append(f"it needs {_gib(need)} of disk and {place} has {_gib(free)} free")
+    if problems:
+        raise FineSightError(f"This profile does not fit this machine: {'; '.join(problems)}. Nothing was started.")
+
+
+def _disks(cost: Cost, runs: Path, cache: Path) -> dict[Path, float]:
+    """What each disk must hold, by a folder on it; runs and cache may share one. Images that an earlier start has
+    decoded lie there already, and what is missing is asked for again when they are decoded: see the cache's store."""
+    runs, cache = _existing(runs), _existing(cache)
+    decoded = sum(file.stat().st_size for file in cache.glob("v1-side*/*/pixels.bin"))
+    images = max(0.0, cost.cache_disk - decoded)
+    if runs.stat().st_dev == cache.stat().st_dev:
+        return {runs: cost.runs_disk + images}
+    return {runs: cost.runs_disk, cache: images}
+
+
+def available_memory() -> float | None:
+    """Bytes that can be taken without swapping; of the GPU where training would run on one."""
+    if torch.cuda.is_available():
+        return float(torch.cuda.mem_get_info()[0])
+    with suppress(OSError):
+        for line in Path("/proc/meminfo").read_text().splitlines():
+            if line.startswith("MemAvailable:"):
+                return float(line.split()[1]) * 1024
+    with suppress(ValueError, OSError):
+        return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
+    return None
+
+
+def _existing(place: Path) -> Path:
+    place = place.absolute()
+    while not place.exists():
+        place = place.parent
+    return place
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f} GiB"
+
+
+def _time(seconds: float) -> str:
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"

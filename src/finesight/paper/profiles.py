@@ -1,0 +1,158 @@
+"""Named settings of a bench. Everything a number depends on is in here, or in the seed."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from finesight.errors import FineSightError
+from finesight.methods.recipes import recipe
+from finesight.methods.registry import OBJECTIVES
+from finesight.paper.systems import OTHER_SYSTEMS, PROJECTIONS, System
+from finesight.paper.systems import network as named
+from finesight.training.config import TrainConfig, build_config
+
+
+class Profile(BaseModel):
+    """Settings for every network of the bench, and more for those that have a rationale to set."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    name: str
+    words: str
+    classes: int | None = None  # the first ones; None: all
+    settings: dict[str, Any]
+    rationale: dict[str, Any] = {}
+    seeds: tuple[int, ...] = (0, 1, 2)
+    probed: tuple[str, ...] | None = None  # the rows that get linear probes; None: all that may
+
+    def config(self, network: str, *, data: str, weights: str, seed: int) -> TrainConfig:
+        """The training of a network of the bench."""
+        entry = named(network)
+        assert entry.method is not None
+        own = recipe(entry.method).settings
+        rationale = {key: value for key, value in self.rationale.items() if key not in own} if entry.rationale else {}
+        return build_config(
+            {
+                **fitting(self.settings, entry.method),
+                **({"rationale.study": PROJECTIONS} if entry.study else {}),
+                **rationale,
+                **entry.settings,
+                "data": data,
+                "method": entry.method,
+                "backbone.weights": weights,
+                "limit_classes": self.classes,
+                "seed": seed,
+            }
+        )
+
+    def probes(self, row: str, system: System) -> bool:
+        """Whether a row gets linear probes; those of the paper's tables always do, as these show little else."""
+        return system.probe and (self.probed is None or row in self.probed or row in OTHER_SYSTEMS)
+
+    def facts(self, config: TrainConfig, queue: int | None) -> dict[str, Any]:
+        """What a table must say of the setting."""
+        return {
+            "name": self.name,
+            "resolution": config.views.resolution,
+            "test_resolution": config.encoder_resolution,
+            "output_stride": config.backbone.output_stride,
+            "frozen_stages": config.backbone.freeze,
+            "frozen_norm": config.backbone.frozen_norm,
+            "epochs": config.epochs,
+            "batch": config.batch,
+            "queue": queue,
+            "ema": getattr(config.objective, "momentum", None),
+            "lr": config.optim.lr,
+            "backbone_share": config.optim.backbone_share,
+            "hold_epochs": config.optim.hold_epochs,
+            "initial_share": config.initial_share,
+        }
+
+
+def fitting(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """A profile speaks of MoCo v2. What of it another objective takes, by one rule that nobody tunes.
+
+    Data, views, length, batch and what is frozen are the same for all. Of the objective's own settings it takes those
+    it has (a queue, a twin's momentum). Its authors' optimiser stays, rate and all, where they have another one.
+    """
+    objective = recipe(method).objective
+    if objective is None or objective == "moco":
+        return dict(settings)
+    kind, fields = OBJECTIVES[objective], TrainConfig.model_fields
+    batch, epochs = (settings.get(name, fields[name].default) for name in ("batch", "epochs"))
+    theirs = {key for key in kind.defaults(batch, epochs) if key.startswith("optim.")}
+    foreign = {
+        key
+        for key in settings
+        if key.startswith("objective.") and key.removeprefix("objective.") not in kind.Config.model_fields
+    }
+    return {key: value for key, value in settings.items() if key not in theirs | foreign}
+
+
+# Chosen on a validation part of CUB's train images (docs/results.md), never on test.
+_CPU: dict[str, Any] = {
+    "views.resolution": 128,
+    "views.saturation": 0.1,  # a bird's colours tell its species: a network that learns to overlook them
+    "views.hue": 0.02,  # loses more than it gains
+    "views.grey": 0.0,
+    "test_resolution": 224,
+    "backbone.freeze": 3,  # stem, layer1 and layer2
+    "backbone.frozen_norm": True,
+    "epochs": 4,
+    "batch": 32,
+    "objective.momentum": 0.99,
+    "optim.lr": 0.03,
+    "optim.backbone_share": 0.3,
+    "optim.hold_epochs": 1,
+    "initial_share": 0.5,
+    "validation.fraction": 0.0,
+}
+
+PROFILES: dict[str, Profile] = {
+    "cpu-50": Profile(
+        name="cpu-50",
+        words="the first 50 classes, for a CPU",
+        classes=50,
+        settings=_CPU | {"objective.queue": 750},  # half the images, as everywhere
+    ),
+    "cpu-200": Profile(
+        name="cpu-200",
+        words="all 200 classes, for a CPU",
+        settings=_CPU
+        | {"epochs": 2, "optim.hold_epochs": 0.5, "optim.cosine": "step"},  # four times the steps an epoch
+        probed=(
+            *("frozen", "frozen-energy", "frozen-gem", "frozen-energy-gem"),
+            *("moco-v2", "moco-v2-energy-gem", "lcr-multitask", "lcr", "lcr-paper"),
+        ),
+    ),
+    "paper": Profile(
+        name="paper",
+        words="the paper's setting, for several GPUs",
+        settings={
+            "views.resolution": 224,
+            "epochs": 100,
+            "batch": 128,
+            "objective.queue": 65536,  # a twin's momentum is its authors': MoCo's 0.999, BYOL's 0.99, DINO's 0.9995
+            "optim.lr": 0.03,
+            "validation.fraction": 0.0,
+        },
+    ),
+    "smoke": Profile(
+        name="smoke",
+        words="a few steps on five classes: does it run? Its numbers say nothing",
+        classes=5,
+        settings=_CPU
+        | {"views.resolution": 64, "test_resolution": 64, "epochs": 1, "batch": 16, "optim.hold_epochs": 0.25},
+        seeds=(0,),
+    ),
+}
+
+
+def profile(name: str) -> Profile:
+    """The profile of that name."""
+    if name not in PROFILES:
+        raise FineSightError(f"There is no profile {name!r}. There are: {', '.join(PROFILES)}.")
+    return PROFILES[name]

@@ -1,0 +1,67 @@
+"""The three datasets of the paper's tables: how each is recognised, and where what is known of it lies."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from finesight.data.layouts.catalog import split_name
+from finesight.data.layouts.official import OFFICIAL
+from finesight.data.sources import ImageSource, open_source
+from finesight.errors import FineSightError
+
+
+@dataclass(frozen=True)
+class Dataset:
+    """A column of the paper's tables."""
+
+    kind: str  # of its source
+    column: str  # in the paper's tables
+    name: str
+    folder: str  # its name, whatever it is called on this machine
+    runs: str
+
+    @property
+    def classes(self) -> int:
+        """As published."""
+        return OFFICIAL[self.kind][2]
+
+
+CUB = Dataset("cub", "CUB", "CUB-200-2011", "CUB_200_2011", "birds")
+DATASETS = {
+    dataset.kind: dataset
+    for dataset in (
+        CUB,
+        Dataset("cars", "Cars", "Stanford Cars", "stanford_cars", "cars"),
+        Dataset("aircraft", "Aircraft", "FGVC Aircraft", "fgvc-aircraft-2013b", "aircraft"),
+    )
+}
+
+
+def opened(dataset: Dataset, data: Path) -> ImageSource:
+    """Its images, or an error that says what was found instead."""
+    source = open_source(data)
+    if source.kind != dataset.kind:
+        raise FineSightError(f"The bench needs {dataset.folder} in its official layout; this is {source.describe()}")
+    return source
+
+
+def recognised(data: Sequence[str]) -> dict[str, Path]:
+    """Which of the datasets each of these is: kind -> where it lies."""
+    found: dict[str, Path] = {}
+    for text in data:
+        source = open_source(text)
+        if source.kind not in DATASETS:
+            names = ", ".join(dataset.name for dataset in DATASETS.values())
+            raise FineSightError(f"The paper's tables are of {names}; --data {text} is {source.describe()}")
+        if source.kind in found:
+            raise FineSightError(f"--data gives {DATASETS[source.kind].name} twice: {found[source.kind]} and {text}.")
+        found[source.kind] = _place(text, source)
+    return found
+
+
+def _place(text: str, source: ImageSource) -> Path:
+    """``cars:FOLDER`` without its kind, where the folder says as much: settings and commands have it shorter then."""
+    named, plain = split_name(text)
+    return Path(plain if named is not None and open_source(plain).kind == source.kind else text)

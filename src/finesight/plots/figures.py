@@ -1,0 +1,193 @@
+"""The report's charts, as PNG bytes; its sheets of pictures are in ``sheets``.
+
+They are read by people who know birds or cars, not networks: every figure carries its own words and colour is never
+the only sign.
+"""
+
+import itertools
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, MaxNLocator
+from numpy.typing import NDArray
+
+from finesight.plots.sheets import RetrievalRow, attention_overlays, projections, retrieval_rows
+from finesight.plots.style import ACCENT, FAINT, INK, QUIET, blank, drawn, short
+
+__all__ = [
+    "KCurve",
+    "RetrievalRow",
+    "attention_overlays",
+    "curves",
+    "k_curve",
+    "k_curves",
+    "projections",
+    "retrieval_rows",
+    "score_bars",
+]
+
+
+@drawn
+def curves(metrics: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str = "training step") -> Figure:
+    """One small panel per metric, its key being the title and its last value beside it.
+
+    Separate panels, because a loss, a similarity and a rank share no axis. Non-finite values leave a gap.
+    """
+    series = {name: _in_order(points) for name, points in metrics.items()}
+    series = {name: points for name, points in series.items() if np.isfinite(points[:, 1]).any()}
+    if not series:
+        return blank("Nothing was recorded yet.")
+    figure, panels = _panels(len(series), width=3.5, height=2.35)
+    for axes, (name, points) in zip(panels, series.items(), strict=True):
+        _curve(axes, short(name.replace("_", " "), 34), points)
+        axes.set_xlabel(xlabel)
+    return figure
+
+
+@drawn
+def score_bars(table: Sequence[Mapping[str, object]]) -> Figure:
+    """One panel per score, one bar per row; the first column names the rows, the others are percentages."""
+    names = [short(str(next(iter(row.values()), "")), 30) for row in table]
+    keys = dict.fromkeys(key for row in table for key in list(row)[1:])
+    scores = {key: np.array([_percent(row.get(key)) for row in table]) for key in keys}
+    scores = {key: values for key, values in scores.items() if np.isfinite(values).any()}
+    if not scores:
+        return blank("There are no scores to show.")
+    figure, panels = _panels(len(scores), width=3.4, height=0.95 + 0.3 * len(names))
+    for axes, (key, values) in zip(panels, scores.items(), strict=True):
+        _bars(axes, short(key, 34), values)
+        axes.set_yticks(range(len(names)), names)
+        axes.tick_params(axis="y", length=0, labelcolor=INK)
+        axes.label_outer(remove_inner_ticks=False)
+        axes.tick_params(axis="x", labelbottom=True)
+        axes.set_xlabel("percent (longer is better)")
+    return figure
+
+
+@dataclass(frozen=True)
+class KCurve:
+    """A score over the number of projections K, with a value per seed each, and systems without K to compare with."""
+
+    points: Mapping[int, Sequence[float]]
+    baselines: Mapping[str, Sequence[float]]
+    ylabel: str
+
+
+def k_curve(points: Mapping[int, Sequence[float]], baselines: Mapping[str, Sequence[float]], ylabel: str) -> bytes:
+    """One panel of ``k_curves``."""
+    return k_curves([KCurve(points, baselines, ylabel)])
+
+
+@drawn
+def k_curves(panels: Sequence[KCurve]) -> Figure:
+    """Side by side: a dot per seed, a line through their means, and a dashed line with its name per baseline.
+
+    K doubles from tick to tick; a legend would send the eye to and fro between two greys.
+    """
+    shown = [panel for panel in panels if any(len(values) for values in panel.points.values())]
+    if not shown:
+        return blank("There are no results over K yet.")
+    figure, grid = _panels(len(shown), width=4.6, height=2.6)
+    for axes, panel in zip(grid, shown, strict=True):
+        _k_panel(axes, panel)
+    return figure
+
+
+def _in_order(points: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
+    """Points by step: a resumed run may have written some of them late."""
+    array = np.array(points, dtype=np.float64).reshape(-1, 2)
+    array[~np.isfinite(array[:, 1]), 1] = np.nan
+    return array[np.argsort(array[:, 0], kind="stable")]
+
+
+def _curve(axes: Axes, title: str, points: NDArray[np.float64]) -> None:
+    steps, values = points.T
+    finite = values[np.isfinite(values)]
+    if len(finite) > 80:
+        axes.plot(steps, values, color=ACCENT, lw=0.8, alpha=0.3)
+        values = _smooth(values)
+    axes.plot(steps, values, color=ACCENT, lw=1.6, marker="o" if len(finite) < 3 else "", ms=4)
+    axes.set_title(title, loc="left")
+    axes.set_title(f"{finite[-1]:.3g}", loc="right", color=ACCENT)
+    axes.grid(axis="y")
+    axes.xaxis.set_major_locator(MaxNLocator(5, integer=True))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda step, _: f"{step:,.0f}"))
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.ticklabel_format(axis="y", useOffset=False)
+
+
+def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Mean over a centred window of a twentieth of the run, blind to gaps and short at the ends."""
+    window = np.ones(2 * (len(values) // 40) + 1)
+    seen = np.isfinite(values)
+    total = np.convolve(np.where(seen, values, 0), window, mode="same")
+    count = np.convolve(seen, window, mode="same")
+    return np.where(seen, total / np.maximum(count, 1), np.nan)
+
+
+def _bars(axes: Axes, title: str, values: NDArray[np.float64]) -> None:
+    best = np.nanmax(values)
+    for i, value in enumerate(values):
+        first, length = value == best, max(0.0, np.nan_to_num(value))
+        axes.barh(i, length, height=0.66, color=ACCENT if first else QUIET)
+        shown = " –" if math.isnan(value) else f" {value:.1f}"
+        axes.text(length, i, shown, va="center", weight="bold" if first else "normal")
+    axes.set_title(title, loc="left")
+    axes.set_xlim(0, max(best * 1.2, 1))
+    axes.set_ylim(len(values) - 0.4, -0.6)
+    axes.xaxis.set_major_locator(MaxNLocator(4))
+    axes.spines["left"].set_visible(False)
+
+
+def _k_panel(axes: Axes, panel: KCurve) -> None:
+    points = {k: values for k, values in sorted(panel.points.items()) if len(values)}
+    axes.plot(list(points), [np.mean(values) for values in points.values()], color=ACCENT, lw=1.6)
+    for k, values in points.items():
+        axes.plot([k] * len(values), values, "o", color=ACCENT, ms=3.5, alpha=0.45, mew=0)
+    means = {short(name, 60): float(np.mean(values)) for name, values in panel.baselines.items() if len(values)}
+    for colour, mean in zip(itertools.cycle((INK, FAINT)), means.values(), strict=False):
+        axes.axhline(mean, color=colour, lw=1, ls=(0, (4, 3)))
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(list(points), [str(k) for k in points])
+    axes.minorticks_off()
+    axes.margins(y=0.12)
+    axes.grid(axis="y")
+    axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.set_title(short(panel.ylabel, 34), loc="left")
+    axes.set_xlabel("K, the number of projections of LCR")
+    _names_beside(axes, means)
+
+
+def _names_beside(axes: Axes, heights: Mapping[str, float]) -> None:
+    """Right of the panel, each at its line or as near above it as the name below leaves room."""
+    low, high = axes.get_ylim()
+    free = -math.inf
+    for name, height in sorted(heights.items(), key=lambda item: item[1]):
+        lines = textwrap.wrap(name, 18)
+        room = 0.085 * len(lines)
+        place = max((height - low) / (high - low), free + room / 2)
+        axes.annotate(
+            "\n".join(lines), (1, place), (5, 0), "axes fraction", "offset points",
+            va="center", size=7.5, color=INK, linespacing=1.1,
+        )  # fmt: skip
+        free = place + room / 2
+
+
+def _percent(value: object) -> float:
+    number = float(value) if isinstance(value, int | float | np.integer | np.floating) else math.nan
+    return number if math.isfinite(number) else math.nan
+
+
+def _panels(count: int, *, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    columns = 2 if count in (2, 4) else min(3, count)
+    rows = math.ceil(count / columns)
+    figure = Figure(figsize=(width * columns, height * rows), layout="constrained")
+    panels: list[Axes] = list(figure.subplots(rows, columns, squeeze=False).flat)
+    for axes in panels[count:]:
+        axes.remove()
+    return figure, panels[:count]

@@ -1,0 +1,147 @@
+"""The demo: drawn look-alikes, the untrained network, MoCo v2 and LCR side by side."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finesight import __version__
+from finesight.data.layouts.lookalikes import LookalikesConfig, habitats, make_lookalikes
+from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
+from finesight.evaluation.retrieval import neighbours
+from finesight.features.encoder import Encoder
+from finesight.nn.pooling_config import PoolingName
+from finesight.plots.figures import attention_overlays, retrieval_rows, score_bars
+from finesight.plots.html import Section, build_report
+from finesight.report.run_report import PICTURES, picture_sections, pixels, score_table, search_rows
+from finesight.training.config import RuntimeConfig, build_config
+from finesight.training.save_encoder import untrained_encoder
+from finesight.training.train import train_and_report
+
+SETTINGS: dict[str, Any] = {
+    "backbone.name": "test_resnet",
+    "backbone.weights": "random",
+    "backbone.output_stride": 8,
+    "backbone.dilate": False,
+    "views.resolution": 80,
+    "views.scale": (0.3, 1.0),
+    "views.hue": 0.05,
+    "views.grey": 0.05,
+    "epochs": 16,
+    "batch": 32,
+    "objective.dim": 128,
+    "objective.momentum": 0.99,
+    "objective.temperature": 0.1,
+    "optim.lr": 0.03,
+    "validation.fraction": 0.0,
+}
+# A quick branch, as the run is short, and its mask as it is. Nothing of the branch reaches the encoder, which is then
+# that of MoCo v2 to the last bit: one training serves both, and whatever LCR gains here, its mask gains.
+RATIONALE: dict[str, Any] = {
+    "rationale.branch_lr": 0.01,
+    "rationale.encoder_gradient": 0.0,
+    "rationale.mask_power": 1.0,
+}
+SYSTEMS: dict[str, tuple[str, PoolingName]] = {  # row of the table -> network, pooling
+    "untrained": ("untrained", "average"),
+    "MoCo v2": ("trained", "average"),
+    "MoCo v2, GeM": ("trained", "gem"),
+    "MoCo v2, energy mask": ("trained", "energy"),
+    "LCR, mask alone": ("trained", "rationale"),
+    "LCR": ("trained", "rationale-gem"),
+}
+SHOWN = ("MoCo v2, energy mask", "LCR")  # whose attention is drawn: a plain average has none
+WORDS = (
+    "The birds of two species differ only in small parts, and backgrounds are drawn without looking at the species. "
+    "MoCo v2 averages its feature map; GeM and the energy mask (positions weighed by their total activation) are "
+    "controls that need no learning. LCR pools with its mask inside GeM; the row above it is the mask alone. No "
+    "gradient of the mask's branch reaches the encoder here, so one network serves every row but the first. All "
+    "numbers are percentages on test images. Attention: the share of it that lies on the bird; an average looks "
+    "everywhere alike, so its share is the bird's part of the picture. Background: how often the nearest image has "
+    "the same kind of background, which a feature about birds should not know."
+)
+
+
+@dataclass(frozen=True)
+class Demo:
+    """What the demo leaves behind."""
+
+    results: dict[str, Any]
+    table: list[dict[str, object]]
+    report: Path
+
+
+def run_demo(out: Path, seed: int, *, progress: bool = True) -> Demo:
+    """Everything, into ``out``; a demo that was cut off continues, and a finished one only evaluates again."""
+    began = time.monotonic()
+    root = out / f"seed-{seed}"
+    data = make_lookalikes(root / "data", LookalikesConfig(seed=seed))
+    runtime = RuntimeConfig(cache_dir=out / "cache", progress=progress)
+    config = build_config({**SETTINGS, **RATIONALE, "data": str(data.root), "method": "lcr", "seed": seed})
+    run = train_and_report(config, root / "lcr", runtime)
+    encoders = {"untrained": untrained_encoder(config), "trained": Encoder.load(run.root)}
+    scored = {
+        network: evaluate_poolings(
+            encoder, data, _poolings(network), linear=False, cache_dir=runtime.cache_dir, progress=progress
+        )
+        for network, encoder in encoders.items()
+    }
+    evaluations = {system: scored[network][pooling] for system, (network, pooling) in SYSTEMS.items()}
+    results: dict[str, Any] = {
+        "command": f"finesight demo --seed {seed}",
+        "seed": seed,
+        "version": __version__,
+        "date": time.strftime("%Y-%m-%d"),
+        "machine": f"{platform.machine()}, {os.cpu_count()} cores, {platform.system()}",
+        "seconds": round(time.monotonic() - began, 1),
+        "scores": {name: evaluation.scores for name, evaluation in evaluations.items()},
+    }
+    for name, evaluation in evaluations.items():
+        results["scores"][name]["background"] = _same_background(evaluation)
+    (root / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    table = score_table(results["scores"])
+    for row in table:
+        row["background"] = results["scores"][str(row["system"])]["background"]["rank1"]
+    report = root / "report.html"
+    _write_report(report, table, encoders["trained"], evaluations)
+    return Demo(results, table, report)
+
+
+def _poolings(network: str) -> list[PoolingName]:
+    return [pooling for other, pooling in SYSTEMS.values() if other == network]
+
+
+def _same_background(evaluation: Evaluation) -> dict[str, float]:
+    """How often the nearest test image has the same habitat, and how often a blind choice would have."""
+    known = habitats(evaluation.cache.source)[evaluation.test]
+    features = evaluation.extracted.features[evaluation.pooling]
+    nearest, _ = neighbours(features, np.arange(len(known)), 1)
+    shares = np.bincount(known) / len(known)
+    return {"rank1": 100 * float((known[nearest[:, 0]] == known).mean()), "chance": 100 * float((shares**2).sum())}
+
+
+def _write_report(
+    report: Path, table: list[dict[str, object]], lcr: Encoder, evaluations: dict[str, Evaluation]
+) -> None:
+    first = evaluations["LCR"]
+    places = np.linspace(0, len(first.test) - 1, PICTURES).round().astype(int)
+    pictures = [pixels(lcr, view) for view in lcr.view(*first.cache.batch(first.test[places]))]
+    maps = [[evaluations[name].extracted.attention[place] for name in SHOWN] for place in places]
+    overlay = attention_overlays(pictures, maps, list(SHOWN))
+    bars = [{key: value for key, value in row.items() if key != "background"} for row in table]
+    sections = [
+        Section("Scores", WORDS, table=table, images=[("scores", score_bars(bars))]),
+        Section("Attention", "Where the features come from, on the same birds.", images=[("attention", overlay)]),
+    ]
+    for name in ("MoCo v2", "LCR"):
+        rows = retrieval_rows(search_rows(evaluations[name]))
+        sections.append(Section(f"Search results: {name}", images=[("query and nearest images", rows)]))
+    sections += picture_sections(lcr, first.cache, first.test)[1:]
+    build_report(report, title="FineSight demo: look-alike birds", sections=sections)

@@ -1,0 +1,36 @@
+"""Searching from Python: what ``finesight.open_index`` and ``finesight.search_images`` are. No torch with ``onnx``."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from finesight.features.embedder import open_engine
+from finesight.features.preprocess import Picture
+from finesight.search.base import Box, Hit
+from finesight.search.engines import open_index as find_index
+from finesight.search.searcher import Searcher
+
+
+def open_index(where: str | Path, engine: str = "torch") -> Searcher:
+    """An index ready to be searched: a folder, a run that has one, ``milvus://host:port/collection`` or ``FILE.db``."""
+    index = find_index(where)
+    return Searcher(index, open_engine(engine, index))
+
+
+def search_images(
+    where: str | Path,
+    image: Picture,
+    k: int = 10,
+    *,
+    by: str | None = None,
+    box: Box | None = None,
+    diversity: float = 0.0,
+    min_score: float | None = None,
+    engine: str = "torch",
+) -> tuple[Hit, ...]:
+    """The images of an index that look most like ``image``. For many searches open the index once."""
+    searcher = open_index(where, engine)
+    try:
+        return searcher.by_picture(image, k, by=by, box=box, diversity=diversity, min_score=min_score).hits
+    finally:
+        searcher.index.close()

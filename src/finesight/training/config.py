@@ -1,0 +1,287 @@
+"""What a run is made of, as typed models: an unknown or wrong key is an error that names it."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal, Self, TypeVar
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
+
+from finesight.data.focus import FocusConfig
+from finesight.data.layouts.catalog import located
+from finesight.data.views import ViewConfig
+from finesight.errors import FineSightError
+from finesight.methods.base import ObjectiveConfig
+from finesight.methods.recipes import Recipe, recipe
+from finesight.methods.registry import OBJECTIVES
+from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.pooling_config import PoolingName, TrainPooling
+from finesight.rationale.config import READINGS, RationaleConfig
+
+M = TypeVar("M", bound=BaseModel)
+
+
+class _Model(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class OptimConfig(_Model):
+    """SGD as in the paper; the branch's own Adam step is ``rationale.branch_lr``."""
+
+    rule: Literal["sgd", "lars"] = "sgd"
+    lr: float = Field(0.03, gt=0)
+    momentum: float = Field(0.9, ge=0, lt=1)
+    weight_decay: float = Field(1e-4, ge=0)
+    bias_share: float = Field(1.0, ge=0)  # of lr, for biases and norms under lars
+    backbone_share: float = Field(1.0, ge=0, le=1)  # of lr, for the backbone: below 1 spares what it knows already
+    hold_epochs: float = Field(0.0, ge=0)  # the backbone waits until the new head sends it a gradient worth having
+    warmup_epochs: float = Field(0.0, ge=0)
+    cosine: Literal["epoch", "step"] = "epoch"  # how often the rate changes; MoCo v2: once an epoch
+    floor: float = Field(0.0, ge=0, le=1)  # of lr, where the cosine ends
+    accumulate: int = Field(1, ge=1)
+    clip: float | None = Field(None, gt=0)  # the length of the whole gradient
+    clip_each: float | None = Field(None, gt=0)  # that of each tensor's
+
+
+class ValidationConfig(_Model):
+    """A random slice of train that training never sees, scored by leave-one-out retrieval where there are labels."""
+
+    fraction: float = Field(0.1, ge=0, lt=1)
+    most: int = Field(1000, ge=2)
+    every: int = Field(5, ge=1)  # epochs
+
+
+class SaliencyConfig(_Model):
+    """Where the objects are, for pasting them on other backgrounds and for drawing crops."""
+
+    source: Literal["none", "detector", "files", "rationale"] = "none"
+    folder: str | None = None  # of mask pictures, for ``files``; None: those that the data comes with
+    every: int | None = Field(None, ge=1)  # epochs between two looks of the rationale; None: a fifth of all
+
+
+class TrainConfig(_Model):
+    """Everything that decides what a run computes. What does not (folders, devices) is in RuntimeConfig."""
+
+    data: str
+    method: str = "lcr"
+    limit_images: int | None = Field(None, ge=2)
+    limit_classes: int | None = Field(None, ge=2)  # the first classes of a labelled source
+    epochs: int = Field(100, ge=1)
+    batch: int = Field(128, ge=2)  # over all devices
+    seed: int = Field(0, ge=0)
+    backbone: BackboneConfig = BackboneConfig()
+    objective: ObjectiveConfig = ObjectiveConfig()  # of the method: see ``train_config``
+    rationale: RationaleConfig | None = None
+    train_pooling: TrainPooling = "average"  # what the head sees of φ
+    views: ViewConfig = ViewConfig()
+    focus: FocusConfig = FocusConfig()
+    saliency: SaliencyConfig = SaliencyConfig()
+    test_resolution: int | None = Field(None, ge=16)  # pixels the encoder is used at; None: those it is trained at
+    initial_share: float = Field(0.0, ge=0, le=1)  # of the weights training began with, in the encoder it leaves
+    optim: OptimConfig = OptimConfig()
+    validation: ValidationConfig = ValidationConfig()
+
+    @model_validator(mode="after")
+    def _has_what_it_needs(self) -> Self:
+        rationale = self.rationale
+        by_branch = {
+            f"train_pooling '{self.train_pooling}'": self.train_pooling != "average",
+            "focus.source 'rationale'": self.focus.source == "rationale",
+            "saliency.source 'rationale'": self.saliency.source == "rationale",
+        }
+        if rationale is None and (missing := [words for words, needed in by_branch.items() if needed]):
+            raise ValueError(f"{' and '.join(missing)} cannot do without a rationale")
+        objective = recipe(self.method).objective
+        by_map = {
+            f"method '{self.method}'": objective is not None and OBJECTIVES[objective].masked,
+            "views.paste": self.views.pastes,
+            "focus.source 'saliency'": self.focus.source == "saliency",
+        }
+        if self.saliency.source == "none" and (missing := [words for words, needed in by_map.items() if needed]):
+            raise ValueError(f"{' and '.join(missing)} must know where objects are: set saliency.source")
+        if rationale is not None and rationale.keep != "all" and rationale.keep_from >= self.epochs:
+            raise ValueError(f"projections would be chosen at epoch {rationale.keep_from} of {self.epochs}: never")
+        return self
+
+    @property
+    def pooling(self) -> PoolingName:
+        """How a feature is made at test time."""
+        if self.rationale is None:
+            return "average"
+        return recipe(self.method).pooling or self.rationale.pooling
+
+    @property
+    def encoder_resolution(self) -> int:
+        return self.test_resolution or self.views.resolution
+
+    def located(self) -> TrainConfig:
+        """With absolute paths: the same files from whichever folder a run is continued."""
+        weights = self.backbone.weights
+        if weights not in ("imagenet", "random"):
+            weights = str(Path(weights).expanduser().absolute())
+        backbone = self.backbone.model_copy(update={"weights": weights})
+        folder = self.saliency.folder
+        saliency = {"folder": None if folder is None else str(Path(folder).expanduser().absolute())}
+        return self.model_copy(
+            update={
+                "data": located(self.data),
+                "backbone": backbone,
+                "saliency": self.saliency.model_copy(update=saliency),
+            }
+        )
+
+
+class RuntimeConfig(_Model):
+    """How and where a run computes; may change between two starts of the same run."""
+
+    cache_dir: Path | None = None
+    workers: int | None = Field(None, ge=1)
+    devices: int = Field(1, ge=1)
+    nodes: int = Field(1, ge=1)
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    precision: Literal["auto", "32", "16", "bf16"] = "auto"
+    checkpoint_minutes: float = Field(2.0, ge=0)
+    log_every: int = Field(10, ge=1)  # steps
+    progress: bool = True
+
+
+def build_config(overrides: dict[str, Any]) -> TrainConfig:
+    """The recipe's defaults with ``overrides`` (nested, or dotted keys) on top; errors name every bad key at once."""
+    values = nested(overrides)
+    chosen = recipe(str(values.get("method", "lcr")))
+    rationale = _rationale(values, chosen)
+    defaults = {} if chosen.objective is None else _defaults(chosen.objective, values, rationale)
+    own = {key: value for key, value in chosen.settings.items() if not key.startswith("rationale.")}
+    for table, known in nested({**defaults, **own}).items():
+        if not isinstance(known, dict):
+            values.setdefault(table, known)
+        elif isinstance(given := values.get(table, {}), dict):  # anything else is refused by name in a moment
+            values[table] = {**known, **given}
+    return validated(train_config(chosen.objective), **{**values, "rationale": rationale})
+
+
+@cache
+def train_config(objective: str | None) -> type[TrainConfig]:
+    """``TrainConfig`` with the settings of that objective."""
+    if objective is None:
+        return TrainConfig
+    kind = OBJECTIVES[objective].Config
+    made: type[TrainConfig] = create_model("TrainConfig", __base__=TrainConfig, objective=(kind, kind()))
+    return made
+
+
+def _rationale(values: dict[str, Any], chosen: Recipe) -> dict[str, Any] | None:
+    """Its settings on top of the reading's. A recipe has a rationale or not; true, false or a reading decide anew."""
+    wanted = values.get("rationale")
+    if wanted is False or (wanted is None and "rationale" in values):
+        return None
+    settings = {} if wanted is True else _settings(values, "rationale")
+    if not (chosen.rationale or wanted is True or "reading" in settings):
+        if settings:
+            raise FineSightError(
+                f"Method {values['method']!r} has no rationale, yet these were set: {', '.join(settings)}. "
+                "Add --rationale, or --reading."
+            )
+        return None
+    if chosen.objective is None:
+        raise FineSightError(f"Method {values['method']!r} trains nothing: it has no loss to explain by a rationale.")
+    reading = settings.get("reading", "finesight")
+    if reading not in tuple(READINGS):
+        raise FineSightError(f"There is no reading {reading!r}. There are: {', '.join(READINGS)}.")
+    own = nested(dict(chosen.settings)).get("rationale", {})
+    return {**READINGS[reading].model_dump(), **own, **settings}
+
+
+def _defaults(objective: str, values: dict[str, Any], rationale: dict[str, Any] | None) -> dict[str, Any]:
+    """What the method's authors set, for this batch and this many epochs."""
+    kind, fields = OBJECTIVES[objective], TrainConfig.model_fields
+    batch, epochs = (values.get(name, fields[name].default) for name in ("batch", "epochs"))
+    if not all(isinstance(value, int) and value > 0 for value in (batch, epochs)):
+        return {}
+    defaults = kind.defaults(batch, epochs)
+    if rationale is not None and "projector" in kind.Config.model_fields:
+        defaults["objective.projector"] = rationale["projector"]
+    return defaults
+
+
+def validated(model: type[M], **values: Any) -> M:
+    """The model, or an error that names every bad key at once."""
+    try:
+        return model.model_validate(values)
+    except ValidationError as error:
+        raise FineSightError(explain(error)) from error
+
+
+def nested(flat: dict[str, Any]) -> dict[str, Any]:
+    """{'views.resolution': 112} -> {'views': {'resolution': 112}}; nested tables are merged."""
+    tree: dict[str, Any] = {}
+    for key, value in flat.items():
+        *folders, leaf = str(key).split(".")
+        here = tree
+        for folder in folders:
+            here = _table(here, folder)
+        if isinstance(value, dict):
+            _table(here, leaf).update(nested(value))
+        else:
+            here[leaf] = value
+    return tree
+
+
+def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
+    """The table under ``key``; a plain value there gives way to one."""
+    if not isinstance(tree.get(key), dict):
+        tree[key] = {}
+    table: dict[str, Any] = tree[key]
+    return table
+
+
+def _settings(values: dict[str, Any], name: str) -> dict[str, Any]:
+    table = values.get(name) or {}
+    if not isinstance(table, dict):
+        raise FineSightError(f"'{name}' must be a table of settings, not {table!r}.")
+    return table
+
+
+def explain(error: ValidationError) -> str:
+    """Every bad key on a line of its own."""
+    lines = []
+    for problem in error.errors():
+        key = ".".join(str(part) for part in problem["loc"]) or "config"
+        if problem["type"] == "missing":
+            lines.append(f"  {key} must be given")
+            continue
+        known = " (no such setting)" if problem["type"] == "extra_forbidden" else f": {problem['msg']}"
+        given = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"  # whole tables say nothing
+        lines.append(f"  {key}{known}{given}")
+    return "The configuration has errors:\n" + "\n".join(lines)
+
+
+def flat(config: BaseModel) -> dict[str, Any]:
+    """{'views': {'resolution': 112}} -> {'views.resolution': 112}, for comparing and listing."""
+    return dotted(config.model_dump(mode="json"))
+
+
+def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Nested tables as one with dotted keys: the inverse of ``nested``."""
+    pairs: dict[str, Any] = {}
+    for key, value in tree.items():
+        name = f"{prefix}{key}"
+        pairs.update(dotted(value, f"{name}.") if isinstance(value, dict) else {name: value})
+    return pairs
+
+
+def read_yaml(file: Path) -> dict[str, Any]:
+    """A configuration file as a nested table."""
+    try:
+        values = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        raise FineSightError(f"{file} cannot be read as a configuration: {error}") from error
+    if not isinstance(values, dict):
+        raise FineSightError(f"{file} is not a configuration: it must be a table of settings.")
+    return values
+
+
+def write_yaml(config: BaseModel, file: Path) -> None:
+    file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")

@@ -1,0 +1,90 @@
+"""What leaves a run: the encoder, and the branches that were studied beside its own."""
+
+from __future__ import annotations
+
+import copy
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.nn.backbone import Backbone
+from finesight.rationale.branch import FittingBranch
+from finesight.training.config import TrainConfig
+from finesight.training.module import TrainingModule
+from finesight.training.run_folder import RunFolder
+
+
+def untrained_encoder(config: TrainConfig) -> Encoder:
+    """The network as training with ``config`` finds it, average pooled."""
+    module = TrainingModule(config, images=2, steps_per_epoch=1)
+    settings = _encoder_config(config, module.objective.exported).model_copy(
+        update={"method": "untrained", "pooling": "average"}
+    )
+    return Encoder(settings.model_copy(update={"rationale": None}), module.objective.exported)
+
+
+def encoder_of(config: TrainConfig, module: TrainingModule) -> Encoder:
+    """As training has it now, sharing its weights unless some of the initial ones are to be mixed in."""
+    branch = module.rationale.branch if module.rationale is not None else None
+    backbone = module.objective.exported
+    if config.initial_share > 0:
+        backbone = mixed_with_initial(backbone, config)
+    return Encoder(_encoder_config(config, backbone), backbone, branch)
+
+
+def mixed_with_initial(backbone: Backbone, config: TrainConfig) -> Backbone:
+    """Trained and initial weights averaged: what pretraining knew and training forgot is still in it.
+
+    After Wortsman et al., Robust fine-tuning of zero-shot models (CVPR 2022), batch statistics included.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(config.seed)  # as TrainingModule did, for weights that begin at random
+        initial = Backbone(config.backbone).state_dict()
+    mixed = copy.deepcopy(backbone)
+    for name, value in mixed.state_dict().items():
+        if value.is_floating_point():
+            value.lerp_(initial[name].to(value), config.initial_share)
+    return mixed
+
+
+def _encoder_config(config: TrainConfig, backbone: Backbone) -> EncoderConfig:
+    return EncoderConfig(
+        method=config.method,
+        resolution=config.encoder_resolution,
+        pooling=config.pooling,
+        backbone=backbone.config,
+        rationale=config.rationale,
+        mean=config.views.mean,
+        std=config.views.std,
+    )
+
+
+def save_encoder(config: TrainConfig, run: RunFolder, module: TrainingModule) -> None:
+    """The best one where the reading wants that, else the last; the encoder's folder is what marks a finished run."""
+    wants_best = config.rationale is not None and config.rationale.checkpoint == "best"
+    encoder = Encoder.load(run.best_encoder) if wants_best and run.best_encoder.exists() else encoder_of(config, module)
+    if module.rationale is not None and len(module.rationale.study):
+        save_file({k: v.contiguous().cpu() for k, v in module.rationale.study.state_dict().items()}, run.study)
+    encoder.save(run.encoder)
+
+
+def save_frozen(config: TrainConfig, run: RunFolder) -> None:
+    """The backbone as its weights are: what a run without training leaves."""
+    torch.manual_seed(config.seed)  # for random weights
+    backbone = Backbone(config.backbone)
+    Encoder(_encoder_config(config, backbone), backbone).save(run.encoder)
+
+
+def studied_branches(run: RunFolder) -> dict[int, FittingBranch]:
+    """The branches of other K that the run fitted beside its own (``rationale.study``)."""
+    config = run.config().rationale
+    if config is None or not config.study:
+        return {}
+    weights = load_file(run.study)
+    branches = {}
+    for k in config.study:
+        own = {name.removeprefix(f"{k}."): value for name, value in weights.items() if name.startswith(f"{k}.")}
+        branches[k] = FittingBranch(own["filters.weight"].shape[1], config.model_copy(update={"projections": k}))
+        branches[k].load_state_dict(own)
+    return branches

@@ -1,0 +1,167 @@
+"""Searching by an ONNX file: the same answers as by torch, where there is no torch."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import numpy as np
+import onnx
+import pytest
+
+from finesight.data.sources import open_source
+from finesight.errors import FineSightError
+from finesight.export.onnx import Exported, describe
+from finesight.features.embedder import TorchEngine, open_engine, spaces_of
+from finesight.features.onnx_embedder import OnnxEngine, open_onnx_engine
+from finesight.features.onnx_names import output_names, output_of
+from finesight.features.preprocess import picture_view
+from finesight.search.base import Box, Index
+from finesight.search.build import open_or_create, update_index
+from finesight.search.engines import open_index
+from finesight.search.searcher import Searcher
+from networks import small_encoder
+from processes import environment
+
+BOX: Box = (0.2, 0.1, 0.45, 0.6)
+WITHOUT_TORCH = """
+import json, sys
+
+class Absent:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in ("torch", "torchvision", "timm", "lightning", "onnx", "onnxscript", "safetensors"):
+            raise ImportError(f"{name} is not here")
+
+sys.meta_path.insert(0, Absent())
+import typer
+import finesight.cli.main
+from finesight.cli.search import search
+
+app = typer.Typer()
+app.command()(search)
+app()
+"""
+
+
+@pytest.fixture(scope="module")
+def where(lcr: Path, exported: Exported, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """An index of the test birds with the exported file beside it."""
+    folder = tmp_path_factory.mktemp("searched") / "index"
+    engine, source = TorchEngine.load(lcr), open_source(birds).split("test")
+    with closing(open_or_create(folder, engine, lcr, source.root)) as index:
+        update_index(index, engine, source)
+    shutil.copy(exported.file, folder / "model.onnx")
+    return folder
+
+
+@pytest.fixture
+def index(where: Path) -> Iterator[Index]:
+    with closing(open_index(where)) as index:
+        yield index
+
+
+def test_it_sees_what_torch_sees(lcr: Path, exported: Exported, birds: Path) -> None:
+    files = sorted(birds.glob("train/*/*.png"))[:4]
+    engines = TorchEngine.load(lcr), OnnxEngine(exported.file)
+    said = [(engine.fingerprint, engine.spaces, engine.resolution) for engine in engines]
+    assert said[0] == said[1]
+    for regions in (None, [BOX] * 4, [None, BOX, None, (0.5, 0.5, 0.5, 0.5)]):
+        views = [picture_view(file, 32, region) for file, region in zip(files, regions or [None] * 4, strict=True)]
+        for wanted, got in zip(*(engine.look(views, regions) for engine in engines), strict=True):
+            assert wanted.features.keys() == got.features.keys()
+            for space, vector in wanted.features.items():
+                assert vector.dtype == got.features[space].dtype == np.float32
+                np.testing.assert_allclose(vector, got.features[space], atol=1e-5)
+                assert np.linalg.norm(got.features[space]) == pytest.approx(1, abs=1e-5)
+            np.testing.assert_allclose(wanted.mask, got.mask, atol=1e-4)
+
+
+@pytest.mark.parametrize("options", [[], ["--box", "0.2,0.1,0.45,0.6"], ["--by", "average", "--min-score", "0.5"]])
+def test_search_without_torch_finds_the_same(where: Path, birds: Path, options: list[str]) -> None:
+    """In a process where importing torch fails."""
+    query = sorted(birds.glob("train/*/*.png"))[5]
+    args = [str(where), str(query), "--engine", "onnx", "-k", "8", "--json", *options]
+    done = subprocess.run(
+        [sys.executable, "-c", WITHOUT_TORCH, *args], capture_output=True, text=True, env=environment(), check=False
+    )
+    assert done.returncode == 0, done.stderr
+    (found,) = json.loads(done.stdout)["results"]
+    box = BOX if "--box" in options else None
+    by = "average" if "--by" in options else None
+    with closing(open_index(where)) as index:
+        wanted = Searcher(index, open_engine("torch", index)).by_picture(query, len(index), by=by, box=box).hits
+    scores = {str(hit.id): hit.score for hit in wanted}
+    assert len(found["hits"]) == len({hit["id"] for hit in found["hits"]}) == 8
+    for hit, best in zip(found["hits"], wanted, strict=False):  # images of the same score may change places
+        assert hit["score"] == pytest.approx(scores[hit["id"]], abs=1e-4)
+        assert hit["score"] == pytest.approx(best.score, abs=1e-4)
+
+
+def test_the_block_does_block() -> None:
+    code = WITHOUT_TORCH.partition("import typer")[0] + "import torch"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, env=environment(), check=False)
+    assert "torch is not here" in done.stderr
+
+
+def test_the_file_is_found_beside_the_index_or_given(index: Index, where: Path, exported: Exported) -> None:
+    assert open_onnx_engine(index).model == where / "model.onnx"
+    assert open_onnx_engine(index, exported.file).model == exported.file
+    assert open_onnx_engine(index, where).model == where / "model.onnx"
+
+
+def test_without_a_file_the_error_says_how_to_make_one(index: Index, where: Path) -> None:
+    (where / "model.onnx").rename(where / "away.onnx")
+    try:
+        with pytest.raises(FineSightError, match=r"finesight export .*--model"):
+            open_onnx_engine(index)
+    finally:
+        (where / "away.onnx").rename(where / "model.onnx")
+
+
+def test_another_encoders_file_is_refused(index: Index, exported: Exported, tmp_path: Path) -> None:
+    model = onnx.load(str(exported.file))
+    describe(model, small_encoder("average", None).config, "f" * 32, "fp32")
+    other = tmp_path / "other.onnx"
+    onnx.save(model, str(other))
+    with pytest.raises(FineSightError, match="made by another encoder"):
+        open_engine("onnx", index, other)
+
+
+def test_files_that_are_none_of_ours(exported: Exported, tmp_path: Path) -> None:
+    with pytest.raises(FineSightError, match="no file"):
+        OnnxEngine(tmp_path / "nothing.onnx")
+    broken = tmp_path / "broken.onnx"
+    broken.write_bytes(exported.file.read_bytes()[:5000])
+    with pytest.raises(FineSightError, match="cannot be run by onnxruntime"):
+        OnnxEngine(broken)
+    model = onnx.load(str(exported.file))
+    for text, words in (
+        (None, "not made by"),
+        ("{", "damaged"),
+        ('{"format": 9}', "format 9"),
+        ('{"format": 1}', "damag"),
+    ):
+        del model.metadata_props[:]
+        if text is not None:
+            onnx.helper.set_model_props(model, {"finesight": text})
+        onnx.save(model, str(broken))
+        with pytest.raises(FineSightError, match=words):
+            OnnxEngine(broken)
+
+
+def test_a_missing_runtime_is_named(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "onnxruntime", None)
+    with pytest.raises(FineSightError, match=r"'onnxruntime'.*pip install finesight\[export\]"):
+        OnnxEngine(exported.file)
+
+
+@pytest.mark.parametrize("pooling", ["average", "gem", "rationale-gem", "bilinear"])
+def test_every_space_of_an_index_has_an_output(pooling: str) -> None:
+    outputs = [output_of(space, pooling) for space in spaces_of(pooling)]
+    assert len(set(outputs)) == len(outputs)
+    assert set(outputs) <= set(output_names(pooling))

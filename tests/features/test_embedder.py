@@ -1,0 +1,177 @@
+"""The engine makes the encoder's own features, of length 1; a region narrows them as the definition says."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+
+from finesight.errors import FineSightError
+from finesight.features.embedder import TorchEngine, fingerprint, open_engine, spaces_of, unit
+from finesight.features.encoder import Encoder
+from finesight.features.preprocess import WHOLE, picture_view
+from finesight.nn.pooling import narrowed
+from finesight.nn.pooling_config import POOLINGS
+from indexes import empty_index, small_encoder
+from reference.nearest import cover
+from reference.pooling import bilinear, pooled
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_encoder(tmp_path_factory.mktemp("run"))
+
+
+@pytest.fixture(scope="module")
+def engine(run: Path) -> TorchEngine:
+    return TorchEngine.load(run)
+
+
+@pytest.fixture
+def files(picture: Callable[..., Path]) -> list[Path]:
+    sizes = [(40, 30), (300, 90), (33, 64), (37, 37)]
+    return [picture(f"{n}.png", size, n) for n, size in enumerate(sizes)]
+
+
+def test_the_encoders_own_features(engine: TorchEngine, files: list[Path]) -> None:
+    looks = engine.look([picture_view(file, 32) for file in files])
+    assert engine.spaces == ("rationale-gem", "average")
+    for space in ("rationale-gem", "average"):
+        raw = engine.encoder.embed(files, space).numpy()
+        for look, row in zip(looks, raw, strict=True):
+            assert np.array_equal(look.features[space], unit(row))
+            np.testing.assert_allclose(look.features[space], row / np.linalg.norm(row), atol=1e-6)
+            assert np.linalg.norm(look.features[space]) == pytest.approx(1, abs=1e-6)
+    assert np.array_equal(np.stack([look.mask for look in looks]), engine.encoder.attend(files).numpy())
+    alone = engine.look([picture_view(files[2], 32)])[0]
+    assert all(np.array_equal(alone.features[space], looks[2].features[space]) for space in engine.spaces)
+    assert not np.array_equal(looks[0].features["average"], looks[1].features["average"])
+
+
+def test_masks_that_depend_on_their_batch_do_not(tmp_path: Path, files: list[Path]) -> None:
+    """The reading ``released`` takes its range over the batch: an index needs features that are an image's own."""
+    run = small_encoder(tmp_path / "run")
+    config = json.loads((run / "encoder/encoder.json").read_text())
+    config["rationale"]["mask_range"] = "batch"
+    (run / "encoder/encoder.json").write_text(json.dumps(config))
+    engine = TorchEngine.load(run)
+    views = [picture_view(file, 32) for file in files]
+    for view, look in zip(views, engine.look(views), strict=True):
+        assert np.array_equal(engine.look([view])[0].features["rationale-gem"], look.features["rationale-gem"])
+
+
+def test_which_features_an_index_keeps() -> None:
+    assert spaces_of("rationale-gem") == ("rationale-gem", "average")
+    assert spaces_of("average") == ("average",)
+    assert spaces_of("bilinear") == ("rationale", "average")
+    assert unit(np.zeros((2, 3), np.float32)).tolist() == [[0, 0, 0], [0, 0, 0]]
+
+
+# --- regions ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("pooling", POOLINGS)
+def test_a_region_weighs_each_cell_by_its_share(engine: TorchEngine, files: list[Path], pooling: str) -> None:
+    encoder = engine.encoder
+    views = encoder.prepare(files)
+    regions = torch.zeros(len(files), 32, 32)
+    regions[:, 3:20, 10:29] = 1
+    encoded = encoder.encode(views, (pooling,), regions=regions)
+    share = np.stack([cover((10 / 32, 3 / 32, 19 / 32, 17 / 32), WHOLE, 4)] * len(files))
+    with torch.no_grad():
+        phi = torch.cat([encoder.backbone(view[None]) for view in views])
+        assert encoder.branch is not None
+        responses = torch.cat([encoder.branch.responses(one[None]) for one in phi]).double().numpy()
+    kind = pooling.removesuffix("-gem")
+    weights = share * encoded.masks[kind].double().numpy() if kind in encoded.masks else share
+    power = 3.0 if pooling.endswith("gem") else 1.0
+    cells = phi.double().clamp(min=1e-6 if power == 3 else None, max=None if power == 3 else torch.inf).numpy()
+    expected = bilinear(cells, responses * share[:, None]) if pooling == "bilinear" else pooled(cells, weights, power)
+    np.testing.assert_allclose(encoded.features[pooling].numpy(), expected, rtol=1e-4, atol=1e-6)
+    whole = encoder.encode(views, (pooling,))
+    assert not np.allclose(encoded.features[pooling], whole.features[pooling], rtol=1e-3)
+    assert torch.equal(encoded.masks["rationale"], whole.masks["rationale"])
+    everything = encoder.encode(views, (pooling,), regions=torch.ones_like(regions))
+    np.testing.assert_allclose(everything.features[pooling], whole.features[pooling], rtol=1e-5, atol=1e-6)
+
+
+def test_a_mask_that_sees_nothing_in_the_region() -> None:
+    """Then all of the region counts alike, not all of the picture."""
+    mask, region = torch.zeros(2, 2, 2), torch.tensor([[[1.0, 0.5], [0, 0]]] * 2)
+    mask[1, 0, 1] = 1
+    assert narrowed(mask, region).tolist() == [[[1, 0.5], [0, 0]], [[0, 0.5], [0, 0]]]
+    assert torch.equal(narrowed(None, region), region)
+
+
+def test_regions_of_a_batch_are_each_its_own(engine: TorchEngine, files: list[Path]) -> None:
+    box = (0.2, 0.3, 0.4, 0.3)
+    views = [picture_view(file, 32, box) for file in files]
+    looks = engine.look(views, [box, None, box, None])
+    plain = engine.look(views)
+    for n, (look, other) in enumerate(zip(looks, plain, strict=True)):
+        for space in engine.spaces:
+            assert np.array_equal(look.features[space], other.features[space]) == (n % 2 == 1)
+    assert np.array_equal(engine.look(views[:1], [box])[0].features["average"], looks[0].features["average"])
+    with pytest.raises(ValueError, match="regions"):
+        engine.look(views, [box])
+    with pytest.raises(ValueError, match="regions"):
+        engine.encoder.encode(engine.encoder.prepare(files), ("average",), regions=torch.ones(1, 32, 32))
+
+
+# --- which encoder ----------------------------------------------------------------------------------------------------
+
+
+def test_a_fingerprint_is_of_content(run: Path, tmp_path: Path) -> None:
+    copy = Path(shutil.copytree(run, tmp_path / "copy"))
+    mark = fingerprint(run)
+    assert fingerprint(run / "encoder") == fingerprint(copy) == mark
+    config = copy / "encoder/encoder.json"
+    content = json.loads(config.read_text())
+    config.write_text(json.dumps(dict(reversed(content.items()))))  # the same, written otherwise
+    assert fingerprint(copy) == mark
+    config.write_text(json.dumps({**content, "resolution": 40}))
+    assert fingerprint(copy) != mark
+    config.write_text(json.dumps(content))
+    weights = load_file(copy / "encoder/encoder.safetensors")
+    weights["branch.filters.weight"][0, 0] += 1e-3
+    save_file(weights, copy / "encoder/encoder.safetensors")
+    assert fingerprint(copy) != mark
+    (copy / "encoder/encoder.safetensors").unlink()
+    with pytest.raises(FineSightError, match="cannot be read"):
+        fingerprint(copy)
+
+
+def test_another_encoder_is_refused(run: Path, tmp_path: Path) -> None:
+    index = empty_index(tmp_path / "index")
+    with pytest.raises(FineSightError, match="made by another encoder"):
+        open_engine("torch", index, run)
+    with pytest.raises(FineSightError, match=r"no engine 'tensorflow'.*torch, onnx"):
+        open_engine("tensorflow", index)
+
+
+def test_search_needs_no_torch() -> None:
+    from test_imports import modules_after
+
+    modules = ("base", "view", "engine", "faiss_index", "open", "searcher", "build", "api", "files")
+    loaded = modules_after(f"import {', '.join(f'finesight.search.{name}' for name in modules)}")
+    assert "finesight.search.faiss_index" in loaded
+    assert "torch" not in loaded
+
+
+def test_embedding_costs_hardly_more_than_the_backbone(tmp_path: Path) -> None:
+    """Mask, two poolings and normalising, counted in operations of the profiler: well below a tenth."""
+    encoder = Encoder.load(small_encoder(tmp_path))
+    view = torch.randn(1, 3, 32, 32)
+    with torch.profiler.profile(with_flops=True) as seen:
+        encoder.encode(view, ("rationale-gem", "average"))
+    with torch.profiler.profile(with_flops=True) as bare, torch.no_grad():
+        encoder.backbone(view)
+    both, alone = (sum(event.flops or 0 for event in one.key_averages()) for one in (seen, bare))
+    assert alone > 0
+    assert both < 1.1 * alone

@@ -1,0 +1,170 @@
+"""The view without torch is the encoder's own, pixel for pixel; a region moves it no further than it must."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from finesight.data.color import normalise
+from finesight.errors import FineSightError, SkipImage
+from finesight.features.encoder import Encoder
+from finesight.features.preprocess import WHOLE, centre_box, checked_box, parsed_box, picture_view, region_share
+from finesight.search.base import Box
+from indexes import small_encoder
+from reference.nearest import cover
+
+SIZES = {
+    "landscape.jpg": (900, 700),
+    "portrait.jpg": (301, 455),
+    "square.png": (64, 64),
+    "panorama.jpg": (1200, 90),
+    "tower.webp": (60, 500),
+    "tiny.png": (5, 3),
+    "dot.png": (1, 1),
+    "odd.png": (77, 43),
+}
+
+
+@pytest.fixture(scope="module")
+def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
+    return Encoder.load(small_encoder(tmp_path_factory.mktemp("encoder")))
+
+
+def normalised(pixels: np.ndarray, encoder: Encoder) -> torch.Tensor:
+    picture = torch.from_numpy(pixels).permute(2, 0, 1)[None].float().div_(255)
+    return normalise(picture, encoder.config.mean, encoder.config.std)
+
+
+@pytest.mark.parametrize("name", SIZES)
+def test_the_encoders_own_pixels(encoder: Encoder, picture: Callable[..., Path], name: str) -> None:
+    file = picture(name, SIZES[name])
+    view = picture_view(file, 32)
+    assert view.pixels.shape == (32, 32, 3)
+    assert (view.width, view.height) == SIZES[name]
+    assert torch.equal(normalised(view.pixels, encoder), encoder.prepare(file))
+    assert view.box == centre_box(*SIZES[name], 32)
+    with Image.open(file) as opened:
+        assert torch.equal(normalised(picture_view(opened, 32).pixels, encoder), encoder.prepare(opened))
+    with open(file, "rb") as stream:
+        assert np.array_equal(picture_view(stream, 32).pixels, view.pixels)
+    assert np.array_equal(picture_view(io.BytesIO(file.read_bytes()), 32).pixels, view.pixels)
+    assert np.array_equal(picture_view(str(file), 32).pixels, view.pixels)
+
+
+@pytest.mark.parametrize("turn", range(1, 9))
+def test_a_photo_on_its_side(encoder: Encoder, picture: Callable[..., Path], tmp_path: Path, turn: int) -> None:
+    with Image.open(picture("upright.png", (500, 300))) as image:
+        exif = Image.Exif()
+        exif[0x0112] = turn
+        image.save(tmp_path / "turned.jpg", exif=exif)
+    view = picture_view(tmp_path / "turned.jpg", 32)
+    assert (view.width, view.height) == ((300, 500) if turn >= 5 else (500, 300))
+    assert torch.equal(normalised(view.pixels, encoder), encoder.prepare(tmp_path / "turned.jpg"))
+
+
+def test_where_the_view_lies(tmp_path: Path) -> None:
+    """37 px is the short side for a view of 32: the box can be worked out by hand."""
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 74, 3), dtype=np.uint8)
+    Image.fromarray(pixels).save(tmp_path / "a.png")
+    view = picture_view(tmp_path / "a.png", 32)
+    top, left = 2, 21  # (37 - 32) / 2 and (74 - 32) / 2, half to even
+    assert np.array_equal(view.pixels, pixels[top : top + 32, left : left + 32])
+    assert view.box == pytest.approx((left / 74, top / 37, 32 / 74, 32 / 37))
+
+
+@pytest.mark.parametrize(
+    ("region", "left", "top"),
+    [
+        ((25 / 74, 5 / 37, 10 / 74, 10 / 37), 21, 2),  # inside the centre: nothing moves
+        ((0.0, 0.0, 0.1, 0.1), 0, 0),
+        ((0.9, 0.9, 0.1, 0.1), 42, 5),
+        ((10 / 74, 0.3, 5 / 74, 0.2), 10, 2),  # just to its left edge
+        ((55 / 74, 0.3, 5 / 74, 0.2), 28, 2),  # just to its right edge: 60 - 32
+        ((0.0, 0.0, 1.0, 1.0), 21, 2),  # larger than any window: the centre holds as much as another
+        ((0.0, 0.0, 0.5, 1.0), 5, 2),  # 37 px wide: a window of 32 inside it, the nearest to the centre
+    ],
+)
+def test_a_region_moves_the_window(region: Box, left: int, top: int) -> None:
+    pixels = np.random.default_rng(0).integers(0, 256, (37, 74, 3), dtype=np.uint8)
+    view = picture_view(Image.fromarray(pixels), 32, region)
+    assert view.box == pytest.approx((left / 74, top / 37, 32 / 74, 32 / 37))
+    assert np.array_equal(view.pixels, pixels[top : top + 32, left : left + 32])
+
+
+def test_no_window_holds_more_of_a_region(picture: Callable[..., Path]) -> None:
+    """Against all windows of the same size, in pictures of all shapes."""
+    random = np.random.default_rng(3)
+    for size in ((120, 90), (90, 120), (700, 60), (60, 900), (41, 40)):
+        image = Image.open(picture(f"{size[0]}.png", size))
+        for _ in range(20):
+            x, y = random.random(2) * 0.9
+            region = (x, y, random.random() * (1 - x) + 1e-3, random.random() * (1 - y) + 1e-3)
+            region = (x, y, min(region[2], 1 - x), min(region[3], 1 - y))
+            view = picture_view(image, 32, region)
+            for axis in (0, 1):
+                length = view.box[axis + 2]
+                low, high = region[axis], region[axis] + region[axis + 2]
+
+                def held(start: float, length: float = length, low: float = low, high: float = high) -> float:
+                    return max(0.0, min(start + length, high) - max(start, low))
+
+                best = max(held(start) for start in np.linspace(0, 1 - length, 400))
+                pixel = length / 32
+                assert held(view.box[axis]) >= best - 1.01 * pixel
+                assert -1e-9 <= view.box[axis] <= 1 - length + 1e-9
+
+
+def test_a_panoramas_end_can_be_looked_at() -> None:
+    """Only the middle of a long picture is ever seen without a region; with one, its ends are."""
+    pixels = np.zeros((37, 740, 3), np.uint8)
+    pixels[:, 700:] = 255
+    picture = Image.fromarray(pixels)
+    assert picture_view(picture, 32).pixels.max() == 0
+    assert picture_view(picture, 32, (0.97, 0.2, 0.03, 0.5)).pixels.min() == 255
+
+
+def test_the_share_of_each_pixel(picture: Callable[..., Path]) -> None:
+    view = picture_view(picture("a.png", (90, 70)), 32)
+    for region in ((0.3, 0.3, 0.2, 0.4), (0.0, 0.0, 0.4, 0.4), (0.31, 0.52, 0.004, 0.003)):
+        np.testing.assert_allclose(region_share(view, region), cover(region, view.box, 32), atol=1e-6)
+    assert (region_share(view, WHOLE) == 1).all()
+
+
+@pytest.mark.parametrize(
+    "box",
+    [
+        (-0.1, 0, 0.5, 0.5),
+        (0, 0, 1.2, 0.5),
+        (0.6, 0, 0.5, 0.5),
+        (0, 0, 0, 0.5),
+        (0, 0, 0.5, 0),
+        (0, float("nan"), 1, 1),
+    ],
+)
+def test_boxes_that_are_none(box: Box) -> None:
+    with pytest.raises(FineSightError, match="x,y,width,height"):
+        checked_box(box)
+
+
+@pytest.mark.parametrize("text", ["", "1,2,3", "a,b,c,d", "0.1;0.1;0.2;0.2", "0.1,0.1,0.2,0.2,0.3", "inf,0,1,1"])
+def test_texts_that_are_no_box(text: str) -> None:
+    with pytest.raises(FineSightError, match="x,y,width,height"):
+        parsed_box(text)
+
+
+def test_a_typed_box() -> None:
+    assert parsed_box("0.25,0.1,0.5,0.4") == (0.25, 0.1, 0.5, 0.4)
+    assert parsed_box(" 0, 0, 1, 1 ") == WHOLE
+
+
+def test_what_is_no_picture(tmp_path: Path) -> None:
+    (tmp_path / "a.jpg").write_text("words")
+    for bad in (tmp_path / "a.jpg", tmp_path / "missing.jpg", io.BytesIO(b"<svg xmlns='http://www.w3.org/2000/svg'/>")):
+        with pytest.raises(SkipImage):
+            picture_view(bad, 32)

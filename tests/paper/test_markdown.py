@@ -1,0 +1,158 @@
+"""Tables inside a page: only the marked blocks change, and the docs show what the results say."""
+
+from __future__ import annotations
+
+import statistics
+from pathlib import Path
+
+import pytest
+
+from finesight.errors import FineSightError
+from finesight.paper.engine import Bench
+from finesight.paper.markdown import PARTS, blocks, check_page, markdown_table, update, update_page
+from finesight.paper.profiles import PROFILES
+from finesight.paper.results import ResultFiles
+from finesight.paper.systems import SYSTEMS
+from finesight.paper.table import METRICS, difference_rows, score_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+RESULTS, PAGE = ROOT / "results" / "cub", ROOT / "docs" / "results.md"
+NEW = {"cpu-50:scores": "| new |", "cpu-50:gains": "| gains |"}
+
+
+def marked(name: str, body: str = "old\n") -> str:
+    return f"<!-- bench:{name} -->\n{body}<!-- /bench -->"
+
+
+def cells(line: str) -> list[str]:
+    return [cell.strip() for cell in line.strip().strip("|").split("|")]
+
+
+def test_a_table() -> None:
+    rows = [{"system": "a | b", "rank-1": "1.00 ± 0.10"}, {"system": "c", "rank-1": "–"}]
+    assert markdown_table(rows).split("\n") == [
+        "| system | rank-1 |",
+        "| :--- | ---: |",
+        "| a \\| b | 1.00 ± 0.10 |",
+        "| c | – |",
+    ]
+    assert markdown_table([]) == "(no results yet)"
+
+
+def test_only_the_blocks_of_the_profile_change() -> None:
+    text = f"# Title\n{marked('cpu-50:scores')}\nwords <!-- a comment -->\n{marked('cpu-200:scores')}\n\nend"
+    expected = text.replace(marked("cpu-50:scores"), "<!-- bench:cpu-50:scores -->\n\n| new |\n\n<!-- /bench -->")
+    assert update(text, NEW) == expected
+    assert update(expected, NEW) == expected
+
+
+def test_a_block_may_come_twice_and_be_empty() -> None:
+    text = f"{marked('cpu-50:gains', '')}{marked('cpu-50:gains')}"
+    assert update(text, NEW).count("| gains |") == 2
+    assert "old" not in update(text, NEW)
+
+
+@pytest.mark.parametrize("text", ["", "words", marked("cpu-200:scores"), "<!-- bench -->\n<!-- /bench -->"])
+def test_a_page_without_a_block_of_the_profile_is_refused(text: str) -> None:
+    with pytest.raises(FineSightError, match=r"no block to update: put <!-- bench:cpu-50:scores --> or <!-- bench:cpu"):
+        update(text, NEW)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<!-- bench:cpu-50:scores -->\nold",
+        f"<!-- bench:cpu-50:scores -->\nkeep this\n{marked('cpu-50:gains')}",
+        f"{marked('cpu-50:scores')}<!-- bench:cpu-200:gains -->",
+    ],
+)
+def test_a_block_without_end_is_refused(text: str) -> None:
+    with pytest.raises(FineSightError, match=r"<!-- bench:cpu-\d+:\w+ --> has no end"):
+        update(text, NEW)
+
+
+def test_a_misspelt_block_is_refused() -> None:
+    with pytest.raises(FineSightError, match=r"bench:cpu-50:score -->: there is no such table"):
+        update(marked("cpu-50:score") + marked("cpu-50:gains"), NEW)
+
+
+def test_the_blocks_of_a_bench(done: Bench) -> None:
+    results = done.results.read()
+    found = blocks(done.results, results, "cpu-50")
+    assert list(found) == [f"cpu-50:{part}" for part in PARTS]
+    scores = found["cpu-50:scores"].split("\n")
+    assert cells(scores[0]) == ["system", "seeds", *METRICS]
+    listed = [name for name in SYSTEMS if not name.startswith("lcr-k")]
+    assert [cells(line)[0] for line in scores[2:]] == [SYSTEMS[name].words for name in listed]
+    row = next(row for row in score_rows(results) if row["name"] == "lcr")
+    assert cells(scores[2 + listed.index("lcr")]) == [cell for key, cell in row.items() if key != "name"]
+    gains = found["cpu-50:gains"].split("\n")
+    assert cells(gains[0]) == ["compared with", *METRICS]
+    assert len(gains) - 2 == len(difference_rows(done.results, results)) == len(listed) - 1
+
+
+def test_a_page_is_updated_once(done: Bench, tmp_path: Path) -> None:
+    page, results = tmp_path / "page.md", done.results.read()
+    page.write_text(f"before é\n{marked('cpu-50:scores')}\r\nbehind", encoding="utf-8", newline="")
+    assert update_page(page, blocks(done.results, results, "cpu-50"))
+    text = page.read_bytes().decode()
+    assert text.startswith("before é\n<!-- bench:cpu-50:scores -->\n\n| system |")
+    assert text.endswith("|\n\n<!-- /bench -->\r\nbehind")
+    stamp = page.stat().st_mtime_ns
+    assert not update_page(page, blocks(done.results, results, "cpu-50"))
+    assert page.stat().st_mtime_ns == stamp
+    assert [file.name for file in tmp_path.iterdir()] == ["page.md"]
+
+
+def test_a_page_is_checked_before_anything_long(tmp_path: Path) -> None:
+    page = tmp_path / "page.md"
+    with pytest.raises(FineSightError, match=r"page.md cannot be read"):
+        check_page(page, "cpu-50")
+    page.write_bytes(b"\xff\xfe")
+    with pytest.raises(FineSightError, match=r"page.md cannot be read"):
+        check_page(page, "cpu-50")
+    page.write_text(marked("cpu-200:scores"))
+    with pytest.raises(FineSightError, match=r"page.md: There is no block"):
+        check_page(page, "cpu-50")
+    check_page(page, "cpu-200")
+    assert page.read_text() == marked("cpu-200:scores")
+
+
+@pytest.mark.parametrize("profile", PROFILES)
+def test_docs_tables_are_those_of_the_results(profile: str) -> None:
+    files = ResultFiles(RESULTS / profile)
+    results = files.read()
+    if not results:
+        pytest.skip(f"no results of {profile} in {RESULTS}")
+    if not PAGE.exists():
+        pytest.skip(f"no {PAGE.name} yet")
+    text = PAGE.read_text(encoding="utf-8")
+    made = blocks(files, results, profile)
+    assert update(text, made) == text, f"run `finesight bench birds --profile {profile} --show --update {PAGE.name}`"
+    for name in made:
+        assert f"<!-- bench:{name} -->" in text
+
+
+@pytest.mark.parametrize(
+    ("words", "row"),
+    [
+        ("MoCo v2, average pooling", "moco-v2"),
+        ("MoCo v2, the best pooling without a rationale", "moco-v2-energy-gem"),
+        ("LCR", "lcr"),
+    ],
+)
+def test_the_readme_shows_the_committed_numbers(words: str, row: str) -> None:
+    section = (PAGE.parent.parent / "README.md").read_text(encoding="utf-8").partition("## Real birds")[2]
+    line = next(line for line in section.splitlines() if line.startswith(f"| {words} |"))
+    shown = [[float(number) for number in cell.split("±")] for cell in line.split("|")[2:-1]]
+    seeds = ResultFiles(RESULTS / "cpu-200").read()[row].values()
+    for cell, values in zip(
+        shown,
+        (
+            [seed["retrieval"]["rank1"] for seed in seeds],
+            [seed["retrieval"]["mAP"] for seed in seeds],
+            [seed["linear"]["20"]["top1"] for seed in seeds],
+        ),
+        strict=True,
+    ):
+        assert cell == pytest.approx([statistics.mean(values), statistics.stdev(values)], abs=0.051)

@@ -1,0 +1,168 @@
+"""Settings: every network of every profile can be configured, and ``paper`` is what the paper says."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from finesight.errors import FineSightError
+from finesight.paper.engine import FROZEN_SEED, Bench
+from finesight.paper.networks import changed
+from finesight.paper.profiles import PROFILES, Profile, fitting, profile
+from finesight.paper.results import ResultFiles
+from finesight.paper.systems import NETWORKS, OTHER_NETWORKS, OTHER_SYSTEMS, PROJECTIONS, SYSTEMS
+from finesight.training.config import RuntimeConfig, TrainConfig
+
+ROOT = Path(__file__).resolve().parents[2]
+TRAINED = [name for name, network in NETWORKS.items() if network.method is not None]
+
+
+def config(name: str, network: str, seed: int = 0) -> TrainConfig:
+    return PROFILES[name].config(network, data="birds", weights="random", seed=seed)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("network", TRAINED)
+def test_every_network_has_a_configuration(name: str, network: str) -> None:
+    found = config(name, network, seed=7)
+    assert found.seed == 7
+    assert found.method == NETWORKS[network].method
+    assert found.limit_classes == PROFILES[name].classes
+    assert found.validation.fraction == 0, "every train image is trained on, as in the paper"
+    assert (found.rationale is not None) == (network != "moco-v2")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_the_networks_of_a_profile_differ_in_the_rationale_only(name: str) -> None:
+    moco, lcr = config(name, "moco-v2"), config(name, "lcr")
+    assert lcr.model_copy(update={"method": "moco-v2", "rationale": None}) == moco
+    assert lcr.rationale is not None
+    assert lcr.rationale.study == PROJECTIONS
+    assert lcr.rationale.projections not in PROJECTIONS, "the row LCR is its own point of the curve"
+    literal = config(name, "lcr-paper").rationale
+    assert literal is not None
+    assert literal.reading == "paper"
+    assert literal.study == ()
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_probed_rows_exist_and_hold_what_the_claims_need(name: str) -> None:
+    rows = {row for row, system in SYSTEMS.items() if PROFILES[name].probes(row, system)}
+    assert rows >= set(PROFILES[name].probed or ())
+    assert rows >= {"frozen", "frozen-energy", "frozen-gem", "moco-v2", "moco-v2-energy-gem", "lcr", "lcr-paper"}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_names_and_seeds(name: str) -> None:
+    assert PROFILES[name].name == name
+    assert FROZEN_SEED in PROFILES[name].seeds, "else its frozen rows were never scored"
+    assert len(set(PROFILES[name].seeds)) == len(PROFILES[name].seeds)
+    assert len(PROFILES[name].seeds) >= 3 or name == "smoke", "one seed is chance"
+
+
+@pytest.mark.parametrize("network", TRAINED)
+def test_the_paper_profile_is_what_the_paper_says(network: str) -> None:
+    found = config("paper", network)
+    assert found.backbone.name == "resnet50"
+    assert found.views.resolution == found.encoder_resolution == 224
+    assert found.epochs == 100
+    assert found.batch == 128
+    assert found.objective.queue == 65536
+    assert found.objective.momentum == 0.999
+    assert found.objective.temperature == 0.2
+    assert found.optim.lr == 0.03
+    assert found.optim.momentum == 0.9
+    assert found.optim.weight_decay == 1e-4
+    assert found.backbone.freeze == 0
+    assert not found.backbone.frozen_norm
+    assert found.limit_classes is None
+    assert found.limit_images is None
+
+
+# --- the other systems of the paper's tables --------------------------------------------------------------------------
+
+SAME = ("epochs", "batch", "limit_classes", "backbone", "test_resolution", "initial_share", "validation")
+VIEWS = ("resolution", "saturation", "hue", "grey")
+
+
+@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("network", OTHER_NETWORKS)
+def test_every_system_of_the_tables_sees_what_moco_sees_as_long_as_it_does(name: str, network: str) -> None:
+    moco, found = config(name, "moco-v2"), config(name, network)
+    assert found.method == OTHER_NETWORKS[network].method
+    assert found.pooling == OTHER_SYSTEMS[network].pooling
+    assert [getattr(found, key) for key in SAME] == [getattr(moco, key) for key in SAME]
+    assert found.views.resolution == moco.views.resolution
+    assert found.optim.hold_epochs == moco.optim.hold_epochs
+    if name != "paper":  # there the views are the method's own
+        assert [getattr(found.views, key) for key in VIEWS] == [getattr(moco.views, key) for key in VIEWS]
+    assert PROFILES[name].probes(network, OTHER_SYSTEMS[network]), "the tables show little else"
+
+
+@pytest.mark.parametrize("name", ["cpu-50", "paper"])
+def test_other_objectives_keep_their_authors_optimiser(name: str) -> None:
+    batch = PROFILES[name].settings["batch"]
+    byol, simsiam, supervised, dino = (config(name, network) for network in ("byol", "simsiam", "supervised", "dino"))
+    assert (byol.optim.rule, byol.optim.lr) == ("lars", pytest.approx(0.45 * batch / 256))
+    assert (simsiam.optim.rule, simsiam.optim.lr) == ("sgd", pytest.approx(0.05 * batch / 256))
+    assert (supervised.optim.lr, supervised.optim.backbone_share) == (0.01, 0.1)
+    assert dino.optim.lr == pytest.approx(0.03 * batch / 256)
+    assert config(name, "cvsa").optim == config(name, "moco-v2").optim
+    assert config(name, "lewel").optim == config(name, "moco-v2").optim
+
+
+def test_a_twin_follows_as_fast_as_a_short_training_needs() -> None:
+    momenta = {
+        network: config("cpu-50", network).objective.momentum for network in ("moco-v2", "lewel", "byol", "dino")
+    }
+    assert set(momenta.values()) == {0.99}
+    assert config("paper", "dino").objective.momentum == 0.9995
+    assert config("paper", "lewel").objective.momentum == 0.999
+    assert config("cpu-50", "lewel").objective.queue == config("cpu-50", "cvsa").objective.queue == 750
+
+
+def test_a_misspelt_setting_is_not_dropped_as_another_methods() -> None:
+    settings = {"objective.qeue": 5, "epochs": 1}
+    assert fitting(settings, "lcr") == settings
+    assert fitting(settings, "byol") == {"epochs": 1}
+    with pytest.raises(FineSightError, match=r"objective.qeue \(no such setting\)"):
+        Profile(name="odd", words="", settings=settings).config("lcr", data="birds", weights="random", seed=0)
+
+
+def test_what_a_recipe_says_of_its_rationale_stands() -> None:
+    odd = Profile(name="odd", words="", settings={}, rationale={"rationale.nu": 0.5, "rationale.tau": 0.3})
+    multitask, lcr = (odd.config(name, data="-", weights="random", seed=0).rationale for name in ("multitask", "lcr"))
+    assert multitask is not None
+    assert lcr is not None
+    assert (multitask.nu, multitask.tau, multitask.encoder_gradient, multitask.study) == (0.01, 0.3, 1.0, ())
+    assert (lcr.nu, lcr.tau, lcr.study) == (0.5, 0.3, PROJECTIONS)
+
+
+def test_facts_say_what_the_configuration_has() -> None:
+    found = config("cpu-50", "lcr")
+    facts = PROFILES["cpu-50"].facts(found, 123)
+    assert facts["name"] == "cpu-50"
+    assert facts["queue"] == 123
+    assert (facts["epochs"], facts["batch"], facts["lr"]) == (found.epochs, found.batch, found.optim.lr)
+    assert json.loads(json.dumps(facts)) == facts
+
+
+def test_an_unknown_profile_or_setting_is_named() -> None:
+    with pytest.raises(FineSightError, match=r"There is no profile 'gpu'. There are: cpu-50, cpu-200, paper"):
+        profile("gpu")
+    odd = Profile(name="odd", words="", settings={"epoch": 3})
+    with pytest.raises(FineSightError, match="epoch"):
+        odd.config("lcr", data="birds", weights="random", seed=0)
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_committed_results_are_of_the_profile_as_it_is(name: str) -> None:
+    files = ResultFiles(ROOT / "results" / "cub" / name)
+    found = files.read()
+    if not found:
+        pytest.skip(f"no results in {files.folder}")
+    for seeds in found.values():
+        for result in seeds.values():
+            weights = result["settings"]["backbone.weights"]
+            bench = Bench(PROFILES[name], Path("CUB_200_2011"), weights, Path("runs"), files, RuntimeConfig())
+            assert changed(result["settings"], bench.settings(result["network"])) == [], result["command"]

@@ -1,0 +1,132 @@
+"""Result files: whole or absent, and named when they are neither."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from finesight.errors import FineSightError
+from finesight.evaluation.retrieval import RetrievalScores
+from finesight.io.atomic import put
+from finesight.paper import results as module
+from finesight.paper.results import REQUIRED, ResultFiles
+
+
+def queries(count: int = 5) -> RetrievalScores:
+    rng = np.random.default_rng(0)
+    hit1, hit5, ap = rng.random(count) < 0.5, rng.random(count) < 0.8, rng.random(count)
+    return RetrievalScores(100 * hit1.mean(), 100 * hit5.mean(), 100 * ap.mean(), count, 0, hit1, hit5, ap)
+
+
+def result(system: str = "lcr", seed: int = 0) -> dict[str, Any]:
+    return {key: None for key in REQUIRED} | {"method": system, "seed": seed}
+
+
+@pytest.fixture
+def files(tmp_path: Path) -> ResultFiles:
+    return ResultFiles(tmp_path / "results")
+
+
+def test_what_was_written_is_read(files: ResultFiles) -> None:
+    assert files.read() == {}
+    for system, seed in (("lcr", 0), ("lcr", 12), ("lcr-k1", 0)):
+        files.write(system, seed, result(system, seed), queries())
+    assert {system: sorted(seeds) for system, seeds in files.read().items()} == {"lcr": [0, 12], "lcr-k1": [0]}
+    found = files.per_query("lcr", 12)
+    np.testing.assert_array_equal(found["hit1"], queries().hit1)
+    np.testing.assert_array_equal(found["hit5"], queries().hit5)
+    np.testing.assert_allclose(found["ap"], queries().ap, rtol=1e-6)
+
+
+def test_a_write_that_fails_leaves_what_was_there(files: ResultFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    files.write("lcr", 0, result(), queries())
+    before = files.file("lcr", 0).read_bytes()
+
+    def full(*_: object) -> None:
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr("os.replace", full)
+    with pytest.raises(OSError, match="No space"):
+        files.write("lcr", 0, result() | {"more": 1}, queries(7))
+    assert files.file("lcr", 0).read_bytes() == before
+    assert len(files.per_query("lcr", 0)["ap"]) == 5
+    assert list(files.read()) == ["lcr"], "what is left of the write is no result"
+
+
+def test_the_queries_come_first(files: ResultFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+    written = []
+    monkeypatch.setattr(module, "put", lambda file, _: written.append(file.name))
+    files.write("lcr", 0, result(), queries())
+    assert written == ["lcr-seed0.npz", "lcr-seed0.json"]
+
+
+def _write_often(file: Path, letter: str) -> None:
+    for _ in range(200):
+        put(file, letter.encode() * 100_000)
+
+
+def test_two_writers_of_one_file(tmp_path: Path) -> None:
+    file = tmp_path / "file"
+    context = multiprocessing.get_context("fork")
+    writers = [context.Process(target=_write_often, args=(file, letter)) for letter in "ab"]
+    for writer in writers:
+        writer.start()
+    while any(writer.is_alive() for writer in writers):
+        if file.exists():
+            assert file.read_bytes() in (b"a" * 100_000, b"b" * 100_000)
+    assert [writer.exitcode for writer in writers] == [0, 0]
+    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"", "cannot be read"),
+        (b'{"method": "lcr", "se', "cannot be read"),
+        (b"\xff\xfe", "cannot be read"),
+        (b"[]", "is no JSON object"),
+        (b"3", "is no JSON object"),
+        (b"{}", "lacks dataset, classes, method"),
+        (json.dumps(result("moco-v2")).encode(), "is that of 'moco-v2', seed 0"),
+        (json.dumps(result(seed=1)).encode(), "is that of 'lcr', seed 1"),
+        (json.dumps(result() | {"seed": "x"}).encode(), "is that of 'lcr', seed 'x'"),
+    ],
+)
+def test_a_damaged_result_is_named(files: ResultFiles, content: bytes, words: str) -> None:
+    files.write("frozen", 0, result("frozen"), queries())
+    files.file("lcr", 0).write_bytes(content)
+    with pytest.raises(FineSightError, match=f"lcr-seed0.json {words}"):
+        files.read()
+
+
+@pytest.mark.parametrize("key", REQUIRED)
+def test_a_missing_key_is_named(files: ResultFiles, key: str) -> None:
+    whole = result()
+    del whole[key]
+    put(files.file("lcr", 0), json.dumps(whole).encode())
+    with pytest.raises(FineSightError, match=rf"lcr-seed0.json lacks {key}\. Delete it to run it again"):
+        files.read()
+
+
+@pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 and no more"])
+def test_damaged_queries_are_named(files: ResultFiles, content: bytes | None) -> None:
+    files.write("lcr", 0, result(), queries())
+    file = files.queries("lcr", 0)
+    if content is None:
+        file.unlink()
+    else:
+        file.write_bytes(content)
+    with pytest.raises(FineSightError, match=r"lcr-seed0.npz cannot be read: .* Delete lcr-seed0.json to run it again"):
+        files.per_query("lcr", 0)
+
+
+def test_queries_without_a_metric_are_named(files: ResultFiles) -> None:
+    files.write("lcr", 0, result(), queries())
+    np.savez(files.queries("lcr", 0), hit1=np.ones(3))
+    with pytest.raises(FineSightError, match="hit5"):
+        files.per_query("lcr", 0)

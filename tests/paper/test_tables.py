@@ -1,0 +1,266 @@
+"""The paper's tables: its numbers as printed, ours as measured, marks that say how, nothing where nothing was run."""
+
+from __future__ import annotations
+
+import copy
+import json
+import statistics
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finesight.errors import FineSightError
+from finesight.methods.recipes import RECIPES
+from finesight.paper.markdown import paper_blocks, update
+from finesight.paper.marks import setting_of
+from finesight.paper.profiles import PROFILES
+from finesight.paper.published import paper_results
+from finesight.paper.results import ResultFiles, Results
+from finesight.paper.systems import ALL_SYSTEMS, OTHER_SYSTEMS
+from finesight.paper.table_datasets import CUB, DATASETS
+from finesight.paper.tables import EMPTY, TABLES, Cell, Found, as_json, cells, marks, notes, table_rows
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "tables.md"
+PRINTED = json.loads((ROOT / "src/finesight/paper/paper_results.json").read_text(encoding="utf-8"))
+
+
+def committed(profile: str) -> dict[str, Results]:
+    return {kind: ResultFiles(ROOT / "results" / kind / profile).read() for kind in DATASETS}
+
+
+def raw(profile: str, system: str) -> list[dict[str, Any]]:
+    folder = ROOT / "results" / "cub" / profile
+    return [json.loads(file.read_text()) for file in sorted(folder.glob(f"{system}-seed[0-9].json"))]
+
+
+def made(system: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
+    """A result as a training of this system would leave it: one of MoCo v2's, renamed."""
+    result = copy.deepcopy(raw("cpu-50", "moco-v2")[0])
+    own = {"method": system, "network": system, "trained_as": system, "seed": seed, "seconds": 3600.0, "health": None}
+    return {**result, **own, **changes}
+
+
+def cell(table: str, found: Found, system: str, column: str = "CUB") -> Cell:
+    return next(c for c in cells(TABLES[table], found) if (c.system, c.dataset.column) == (system, column))
+
+
+def text(table: str, found: Found, system: str, column: str, dataset: str = "CUB") -> str:
+    known = TABLES[table]
+    rows = table_rows(known, cells(known, found))
+    head = f"{dataset}: {known.rows[system]}"
+    return next(row[column] for row in rows if row[""] == head and row["ours is"] == system)
+
+
+# --- the paper's ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", TABLES)
+def test_a_table_has_all_rows_of_the_paper_and_each_is_that_system(name: str) -> None:
+    table = TABLES[name]
+    assert set(table.rows.values()) == set(paper_results()[table.label])
+    for system, row in table.rows.items():
+        assert ALL_SYSTEMS[system].paper == row
+        assert system in ("lcr-paper", "multitask") or RECIPES[system].paper == row
+
+
+def test_every_other_system_is_in_a_table() -> None:
+    assert set(OTHER_SYSTEMS) <= {system for table in TABLES.values() for system in table.rows}
+
+
+@pytest.mark.parametrize("dataset", ["CUB", "Cars", "Aircraft"])
+def test_nothing_was_run_yet(dataset: str) -> None:
+    one = PRINTED["tab:classifiaction_and_retrieval"]["MoCo v2"][dataset]
+    two = PRINTED["tab:comp_4SSL"]["DINO"][dataset]["top1"]
+    three = PRINTED["tab:comparison_with_crop_table"]["LEWEL"][dataset]
+    assert text("table1", {}, "moco-v2", "top-5, 20 %", dataset) == f"{one['classification']['20']['top5']:.2f} / –"
+    assert text("table1", {}, "moco-v2", "mAP", dataset) == f"{one['retrieval']['mAP']:.2f} / –"
+    assert text("table2", {}, "dino", "top-1", dataset) == f"{two['bs32']:.2f} / {two['bs128']:.2f} / –"
+    assert text("table2", {}, "supervised", "hours", dataset) == "– / –"
+    assert text("table3", {}, "lewel", "rank-1", dataset) == f"{three['rank1']:.2f} / –"
+    assert text("table3", {}, "lcr-dual-pooling", "top-1", dataset) == "collapse / –"
+    assert text("table3", {}, "dilo", "rank-1", dataset) == "– / –"
+    for table in TABLES.values():
+        assert not notes(cells(table, {}))
+        for row in table_rows(table, cells(table, {})):
+            assert row["made"] == EMPTY
+            assert all(row[column.words].endswith(f"/ {EMPTY}") for column in table.columns)
+
+
+def test_time_and_memory_are_those_of_cub_alone() -> None:
+    assert text("table2", {}, "simclr", "hours") == "2.50 / 2.50 / –"
+    assert text("table2", {}, "simclr", "peak memory (GB)") == "7.10 / 23.80 / –"
+    assert text("table2", {}, "simclr", "hours", "Cars") == "– / –"
+
+
+# --- ours -------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("profile", ["cpu-50", "cpu-200"])
+@pytest.mark.parametrize("system", ["frozen", "moco-v2", "lcr", "lcr-paper"])
+def test_what_the_birds_bench_measured_is_shown(profile: str, system: str) -> None:
+    found, results = committed(profile), raw(profile, system)
+    assert results
+    numbers = [result["retrieval"]["rank1"] for result in results]
+    tops = [result["linear"]["50"]["top5"] for result in results]
+    shown = cell("table1", found, system)
+    for key, values in {"rank1": numbers, "linear50_top5": tops}.items():
+        score = shown.scores[key]
+        assert score is not None
+        assert score.n == len(values)
+        assert score.mean == pytest.approx(statistics.mean(values))
+        assert score.sd == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
+    if system != "frozen":
+        assert cell("table3", found, system).scores["rank1"] == shown.scores["rank1"]
+        assert cell("table2", found, system).scores["top1"] == shown.scores["linear100_top1"]
+
+
+def test_time_is_not_told_of_a_network_that_anothers_training_gave() -> None:
+    found = committed("cpu-50")
+    assert raw("cpu-50", "moco-v2")[0]["trained_as"] == "lcr"
+    assert cell("table2", found, "moco-v2").scores["hours"] is None
+    assert cell("table2", found, "moco-v2").scores["memory"] is None
+    hours = cell("table2", found, "lcr").scores["hours"]
+    assert hours is not None
+    assert hours.mean == pytest.approx(statistics.mean(r["seconds"] for r in raw("cpu-50", "lcr")) / 3600)
+    memory = cell("table2", found, "lcr").scores["memory"]
+    assert memory is not None
+    assert memory.mean == pytest.approx(
+        statistics.mean(r["peak_memory_mb"] for r in raw("cpu-50", "lcr")) * 2**20 / 1e9
+    )
+
+
+def test_the_averaged_network_of_lcr_is_not_the_papers_second_task() -> None:
+    """Nothing of that branch reaches the encoder: it is MoCo v2, and the row of the table stays empty."""
+    found = committed("cpu-50")
+    assert "lcr-multitask" in found["cub"]
+    if "multitask" not in found["cub"]:
+        assert cell("table3", found, "multitask").setting is None
+
+
+def test_a_row_without_probes_has_gaps() -> None:
+    result = made("byol", linear=None)
+    found = {"cub": {"byol": {0: result}}}
+    assert text("table2", found, "byol", "top-1").endswith(f" / {EMPTY}")
+    assert text("table2", found, "byol", "hours") == "4.00 / 4.00 / 1.00"
+
+
+@pytest.mark.parametrize(
+    ("collapsed", "start"),
+    [
+        ((False, False), "12.00"),
+        ((True, False), "collapse, 1 of 2 seeds (12.00"),
+        ((True, True), "collapse (12.00"),
+    ],
+)
+def test_a_collapse_is_said_with_what_was_measured(collapsed: tuple[bool, ...], start: str) -> None:
+    seeds = {
+        seed: made(
+            "lcr-dual-pooling",
+            seed,
+            retrieval={"rank1": 11.0 + 2 * seed},
+            health={"embedding_spread": 0.01, "effective_rank": 1.0, "collapsed": flag},
+        )
+        for seed, flag in enumerate(collapsed)
+    }
+    found = {"cub": {"lcr-dual-pooling": seeds}}
+    assert text("table3", found, "lcr-dual-pooling", "rank-1").startswith(f"collapse / {start} ± 1.41")
+    assert cell("table3", found, "lcr-dual-pooling").as_json()["ours"]["collapsed"] == sum(collapsed)
+
+
+def test_only_some_rows_and_seeds() -> None:
+    found, table = committed("cpu-50"), TABLES["table1"]
+    some = cells(table, found, ["lcr"], [1, 2])
+    assert [c.system for c in some] == ["lcr"] * len(DATASETS)
+    assert some[0].setting is not None
+    assert some[0].setting.seeds == (1, 2)
+    assert cells(table, found, ["lcr"], [7])[0].setting is None
+
+
+# --- marks ------------------------------------------------------------------------------------------------------------
+
+
+def test_a_mark_says_how_it_was_made_and_what_not_to_compare() -> None:
+    found = committed("cpu-50")
+    known = cells(TABLES["table1"], found)
+    assert list(marks(known)) == ["a", "b"]
+    frozen, trained = notes(known)
+    for words in ("(a) profile cpu-50", "50 of 200 classes (1,500 train, 1,389 test images)", "nothing trained"):
+        assert words in frozen
+    assert "epochs" not in frozen
+    result = raw("cpu-50", "lcr")[0]
+    for words in (
+        "trained at 128 px, tested at 224 px, 4 epochs, batch 32, queue 750, 3 stages frozen",
+        "weights resnet50_imagenet_caffe.safetensors",
+        "seeds 0, 1, 2",
+        result["commit"][:7],
+        result["date"],
+        result["machine"],
+        "Not the paper's resolution, epochs, queue,",
+        "classes: not to be compared with its numbers.",
+    ):
+        assert words in trained
+    assert text("table1", found, "frozen", "made") == "(a)"
+    assert text("table1", found, "lcr", "made") == "(b) 3 seeds"
+
+
+def test_all_classes_are_no_difference() -> None:
+    setting = cell("table1", committed("cpu-200"), "lcr").setting
+    assert setting is not None
+    assert "classes" not in setting.differs
+    assert "all 200 classes" in setting.words()
+
+
+def test_the_papers_own_setting_has_no_warning() -> None:
+    facts = PROFILES["paper"].facts(PROFILES["paper"].config("lcr", data="-", weights="random", seed=0), 65536)
+    settings = {"backbone.weights": "imagenet"}
+    result = made("lcr", classes=200, profile=facts, settings=settings)
+    setting = setting_of(CUB, "lcr", [result])
+    assert setting.differs == []
+    assert "Not the paper's" not in setting.words()
+    assert "queue" not in setting_of(CUB, "byol", [made("byol", profile=facts | {"queue": None})]).differs
+
+
+def test_seeds_of_different_settings_have_no_mean() -> None:
+    other = made("byol", 1)
+    other["profile"] = {**other["profile"], "epochs": 8}
+    with pytest.raises(FineSightError, match=r"CUB-200-2011, byol: seeds 0 and 1 were made with other settings"):
+        cell("table2", {"cub": {"byol": {0: made("byol"), 1: other}}}, "byol")
+
+
+def test_the_queue_parts_marks() -> None:
+    without = made("byol")
+    without["profile"] = {**without["profile"], "queue": None}
+    found = {"cub": {"moco-v2": {0: made("moco-v2")}, "byol": {0: without}}}
+    assert [note.count("no queue") for note in notes(cells(TABLES["table2"], found))] == [1, 0]
+
+
+# --- as JSON and in the docs ------------------------------------------------------------------------------------------
+
+
+def test_json_has_rows_then_datasets() -> None:
+    found = committed("cpu-50")
+    tree = json.loads(json.dumps(as_json(TABLES["table2"], "cpu-50", cells(TABLES["table2"], found))))
+    assert tree["table"] == "table2"
+    assert list(tree["rows"]) == list(TABLES["table2"].rows)
+    assert tree["rows"]["dino"]["Cars"] == {
+        "row": "DINO",
+        "paper": {"top1": {"bs32": 9.27, "bs128": 10.51}, "hours": {"bs32": None}, "memory": {"bs32": None}},
+        "ours": None,
+    }
+    assert tree["rows"]["supervised"]["CUB"]["paper"]["top1"] == 81.34
+    ours = tree["rows"]["lcr"]["CUB"]["ours"]
+    assert ours["top1"]["n"] == 3
+    assert ours["setting"]["epochs"] == 4
+    assert ours["setting"]["seeds"] == [0, 1, 2]
+    assert "classes" in ours["setting"]["differs_from_paper"]
+
+
+@pytest.mark.parametrize("profile", ["cpu-50", "cpu-200"])
+def test_the_docs_show_the_committed_results(profile: str) -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    blocks = paper_blocks(committed(profile), profile)
+    assert update(page, blocks) == page, f"run `finesight bench table1 --show --profile {profile} --update {PAGE.name}`"
+    for name in blocks:
+        assert f"<!-- bench:{name} -->" in page

@@ -1,0 +1,200 @@
+"""Who may ask a server that listens on localhost, where every page of every site can reach it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from starlette.testclient import TestClient
+
+from finesight.errors import FineSightError
+from finesight.server.guard import Access, host_name, is_loopback
+from finesight.server.listen import address_of, bind
+from finesight.server.serve import Place
+from finesight.server.service import Service
+from serving import BASE, client, drawn, form, gallery, refused, service_for
+
+TOKEN = "a-word-nobody-guesses"
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
+    with service_for(gallery(tmp_path_factory.mktemp("access"), images=3)[0]) as service:
+        yield service
+
+
+@pytest.fixture(scope="module")
+def web(service: Service) -> TestClient:
+    return client(service)
+
+
+# --- host and origin --------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "host", ["localhost", "localhost:9", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST", "localhost."]
+)
+def test_own_names(web: TestClient, host: str) -> None:
+    assert web.get("/api/health", headers={"host": host}).status_code == 200
+
+
+@pytest.mark.parametrize(
+    "host",
+    [
+        "evil.example",
+        "evil.example:8000",
+        "127.0.0.1.evil.example",
+        "localhost.evil.example",
+        "10.0.0.7",
+        "",
+        "[",
+        "::1",
+    ],
+)
+def test_other_names(web: TestClient, host: str) -> None:
+    """As a page sends whose name was made to point at 127.0.0.1 (DNS rebinding)."""
+    for path in ("/api/health", "/", "/docs", "/openapi.json"):
+        refused(web.get(path, headers={"host": host}), 400, "--allow-host")
+
+
+def test_names_that_are_allowed(service: Service) -> None:
+    access = Access.bound("192.168.1.5", ["birds.example"])
+    web = client(service, access)
+    for host in ("birds.example", "Birds.Example:80", "192.168.1.5", "10.1.2.3", "[fe80::1]:80", "localhost"):
+        assert web.get("/api/health", headers={"host": host}).status_code == 200, host
+    refused(web.get("/api/health", headers={"host": "evil.example"}), 400)
+    local = Access.bound("127.0.0.1")
+    assert not local.answers_to("192.168.1.5")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {"origin": "http://evil.example"},
+        {"origin": "null"},
+        {"origin": "http://127.0.0.1:9999"},  # another server of this machine is another site
+        {"origin": "http://127.0.0.1:8000.evil.example"},
+        {"sec-fetch-site": "cross-site"},
+        {"sec-fetch-site": "same-site"},
+    ],
+)
+def test_forms_of_other_sites(web: TestClient, headers: dict[str, str]) -> None:
+    refused(web.post("/api/search", files=form(drawn()), headers=headers), 403, "other sites")
+
+
+@pytest.mark.parametrize("headers", [{"origin": BASE}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}])
+def test_own_forms(web: TestClient, headers: dict[str, str]) -> None:
+    assert web.post("/api/search", files=form(drawn()), headers=headers).status_code == 200
+
+
+def test_pages_of_other_sites_may_link_but_not_ask(web: TestClient) -> None:
+    for site in ("cross-site", "same-site"):
+        assert web.get("/", headers={"sec-fetch-site": site}).status_code == 200
+        refused(web.get("/api/items", headers={"sec-fetch-site": site}), 403, "other sites")
+
+
+def test_no_other_site_may_read_or_show(web: TestClient) -> None:
+    answer = web.get("/api/items", headers={"origin": "http://evil.example"})
+    assert not [name for name in answer.headers if name.startswith("access-control")]
+    assert answer.headers["cross-origin-resource-policy"] == "same-origin"
+    assert answer.headers["x-frame-options"] == "DENY"
+    assert "frame-ancestors 'none'" in answer.headers["content-security-policy"]
+    refused(web.options("/api/search", headers={"origin": "http://evil.example"}), 405)
+
+
+# --- the token --------------------------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def guarded(service: Service) -> TestClient:
+    return client(service, Access.bound("127.0.0.1", token=TOKEN))
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"authorization": "Bearer wrong"},
+        {"authorization": f"Basic {TOKEN}"},
+        {"authorization": TOKEN},
+        {"authorization": f"Bearer {TOKEN}x"},
+        {"authorization": "Bearer "},
+        {"cookie": f"finesight={TOKEN}"},
+    ],
+)
+def test_strangers(guarded: TestClient, headers: dict[str, str]) -> None:
+    for path in (
+        "/api/health",
+        "/",
+        "/docs",
+        "/openapi.json",
+        f"/api/health?token={TOKEN}",
+        "/?token=wrong",
+        "/?token=",
+    ):
+        answer = guarded.get(path, headers=headers)
+        sentence = refused(answer, 401, "token")
+        assert TOKEN not in sentence
+        assert answer.headers["www-authenticate"] == "Bearer"
+    refused(guarded.post("/api/search", files=form(drawn()), headers=headers), 401)
+
+
+def test_the_word_is_known(guarded: TestClient) -> None:
+    headers = {"authorization": f"Bearer {TOKEN}"}
+    assert guarded.get("/api/health", headers=headers).status_code == 200
+    assert guarded.post("/api/search", files=form(drawn()), headers=headers).status_code == 200
+    assert guarded.get("/api/health", headers={"authorization": f"bearer  {TOKEN} "}).status_code == 200
+
+
+def test_the_page_is_opened_with_the_word(guarded: TestClient) -> None:
+    answer = guarded.get(f"/?token={TOKEN}&a=1")
+    assert answer.status_code == 303
+    assert answer.headers["location"] == "/?a=1"  # no longer in the address, nor in what is sent on
+    cookie = answer.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=Strict" in cookie
+    assert TOKEN not in cookie
+    assert guarded.get("/").status_code == 200  # the client keeps it, as a browser does
+    assert guarded.post("/api/search", files=form(drawn()), headers={"origin": BASE}).status_code == 200
+    refused(guarded.post("/api/search", files=form(drawn()), headers={"origin": "http://evil.example"}), 403)
+    refused(guarded.get("/", headers={"host": "evil.example"}), 400)
+    other = guarded.get(f"//evil.example/?token={TOKEN}")
+    assert not other.headers.get("location", "/x").startswith("//")
+
+
+# --- small parts ------------------------------------------------------------------------------------------------------
+
+
+def test_host_names() -> None:
+    assert [host_name(text) for text in ("a:1", "[::1]:8", "[::1]", "A.b.", " x ")] == ["a", "::1", "::1", "a.b", "x"]
+    assert [is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "[::1]", "localhost")] == [True] * 5
+    assert not any(is_loopback(host) for host in ("0.0.0.0", "::", "192.168.0.1", "example.org"))
+
+
+def test_a_port_that_is_taken() -> None:
+    with bind("127.0.0.1", 0) as first:
+        port = first.getsockname()[1]
+        assert address_of(first, "127.0.0.1") == f"http://127.0.0.1:{port}/"
+        with pytest.raises(FineSightError, match=f"Port {port} .* is taken .* --port"):
+            bind("127.0.0.1", port)
+    with pytest.raises(FineSightError, match="--host no-such-host"):
+        bind("no-such-host.invalid", 0)
+    with bind("0.0.0.0", 0) as every:
+        assert address_of(every, "0.0.0.0").startswith("http://127.0.0.1:")
+
+
+def test_words_that_headers_cannot_hold() -> None:
+    for token in ("two words", "žluťoučký", "line\nbreak"):
+        with pytest.raises(FineSightError, match="--token"):
+            Place(token=token)
+    assert TOKEN not in repr(Place(token=TOKEN))
+    assert Access.bound("127.0.0.1", token="").token is None
+
+
+def test_a_fault_before_any_route(service: Service, tmp_path: Path) -> None:
+    """A websocket, which there is none of, is closed."""
+    from starlette.websockets import WebSocketDisconnect
+
+    with pytest.raises(WebSocketDisconnect), client(service).websocket_connect("/api/search"):
+        pass

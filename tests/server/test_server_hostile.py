@@ -1,0 +1,355 @@
+"""What is sent to a server that should not be: each is a sentence and a 4xx, and the server goes on."""
+
+from __future__ import annotations
+
+import io
+import os
+import struct
+import unicodedata
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from starlette.testclient import TestClient
+
+from finesight.server import images as pictures
+from finesight.server.limits import Limits
+from finesight.server.safe_files import Outside, Vanished, open_inside
+from finesight.server.upload import MOST_PARTS, shown_name
+from serving import client, copied, drawn, form, gallery, refused, service_for
+
+SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return gallery(tmp_path_factory.mktemp("hostile"), images=4)
+
+
+@pytest.fixture(scope="module")
+def web(place: tuple[Path, Path]) -> Iterator[TestClient]:
+    with service_for(place[0], Limits(upload_bytes=200_000, pixels=1_000_000)) as service:
+        yield client(service)
+
+
+def chunk(kind: bytes, data: bytes) -> bytes:
+    return struct.pack(">I", len(data)) + kind + data + struct.pack(">I", zlib.crc32(kind + data))
+
+
+def bomb(width: int, height: int) -> bytes:
+    """A small PNG that says it is a huge one, with data for a part of it."""
+    header = struct.pack(">IIBBBBB", width, height, 8, 2, 0, 0, 0)
+    pixels = zlib.compress(bytes(2_000_000), 9)
+    return b"\x89PNG\r\n\x1a\n" + chunk(b"IHDR", header) + chunk(b"IDAT", pixels) + chunk(b"IEND", b"")
+
+
+def frames(kind: str) -> bytes:
+    pictures = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
+    buffer = io.BytesIO()
+    pictures[0].save(buffer, kind, save_all=True, append_images=pictures[1:], duration=50)
+    return buffer.getvalue()
+
+
+def still_well(web: TestClient) -> None:
+    assert web.get("/api/health").json()["status"] == "ok"
+    assert len(web.post("/api/search", files=form(drawn())).json()["hits"]) == 4
+
+
+# --- uploads ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("data", "status", "word"),
+    [
+        pytest.param(b"", 415, "empty", id="nothing"),
+        pytest.param(b"just some text", 415, "not a picture", id="text"),
+        pytest.param(SVG, 415, "SVG", id="svg"),
+        pytest.param(b"%!PS-Adobe-3.0 EPSF-3.0\n(/etc/passwd) run", 415, "not a picture", id="postscript"),
+        pytest.param(b"PK\x03\x04" + bytes(200), 415, "not a picture", id="zip"),
+        pytest.param(b"\x89PNG\r\n\x1a\n" + bytes(30), 415, "not a picture", id="broken header"),
+        pytest.param(drawn("PNG", (200, 200))[:700], 422, "cannot be used", id="truncated png"),
+        pytest.param(drawn("JPEG", (300, 300))[:2000], 422, "cannot be used", id="truncated jpeg"),
+        pytest.param(bomb(900, 1000), 422, "cannot be used", id="less than it says"),
+        pytest.param(bomb(1001, 1000), 413, "million pixels", id="too many pixels"),
+        pytest.param(bomb(60_000, 60_000), 413, "million pixels", id="bomb"),
+        pytest.param(bomb(2**31 - 1, 2**31 - 1), 413, "million pixels", id="bomb of any size"),
+        pytest.param(drawn("JPEG", (1200, 900)), 413, "million pixels", id="honest but large"),
+        pytest.param(bytes(200_001), 413, "larger than", id="one byte too many"),
+    ],
+)
+def test_what_is_no_picture(web: TestClient, data: bytes, status: int, word: str) -> None:
+    refused(web.post("/api/search", files=form(data)), status, word)
+    still_well(web)
+
+
+def in_pieces(kind: str, piece: bytes, count: int, *, at: int | None = None) -> bytes:
+    """A picture of that kind with many small pieces put into its headers."""
+    data = drawn(kind)
+    start = {"JPEG": 2, "PNG": 33, "GIF": 13 + 3 * (2 << (data[10] & 7))}[kind] if at is None else len(data) + at
+    return data[:start] + count * piece + data[start:]
+
+
+@pytest.mark.parametrize(
+    ("data", "status"),
+    [
+        (in_pieces("JPEG", b"\xff\xe1\x00\x0aExif\0\0aa", 15_000), 415),  # each joined to those before
+        (in_pieces("JPEG", b"\xff\xfe\x00\x02", 40_000), 415),
+        (in_pieces("JPEG", b"\xff", 180_000), 415),
+        (in_pieces("PNG", chunk(b"zzZz", b""), 15_000), 415),
+        (in_pieces("GIF", b"\x21\xfe\x01a\x00", 35_000), 415),
+    ],
+    ids=["exif", "comments", "padding", "chunks", "extensions"],
+)
+def test_a_million_tiny_pieces(web: TestClient, data: bytes, status: int) -> None:
+    """Of 20 MB of them a decoder would make a minute's work, or an hour's."""
+    assert Image.open(io.BytesIO(data)).size == (48, 36)  # which it would take
+    refused(web.post("/api/search", files=form(data)), status, "damaged")
+    still_well(web)
+
+
+def test_tiny_pieces_after_the_picture(web: TestClient, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = in_pieces("PNG", chunk(b"zzZz", b""), 15_000, at=-12)
+    assert web.post("/api/search", files=form(data)).status_code == 200  # far below the limit
+    monkeypatch.setattr(pictures.impatient, "__defaults__", (20_000,))
+    refused(web.post("/api/search", files=form(data)), 422, "too many pieces")
+
+
+def test_what_a_camera_hides_is_not_too_much(web: TestClient) -> None:
+    """A profile of 3 MB and long comments are some hundred pieces."""
+    segment = b"ICC_PROFILE\0\1\xff" + bytes(500)
+    data = in_pieces("JPEG", b"\xff\xe2" + struct.pack(">H", len(segment) + 2) + segment, 250)
+    assert web.post("/api/search", files=form(data)).status_code == 200
+
+
+@pytest.mark.parametrize("kind", ["GIF", "WEBP", "TIFF", "PNG"])
+def test_of_an_animation_the_first_picture_counts(web: TestClient, kind: str) -> None:
+    buffer = io.BytesIO()
+    Image.new("RGB", (40, 40), "red").save(buffer, "PNG")
+    still = web.post("/api/search", files=form(buffer.getvalue())).json()
+    moving = web.post("/api/search", files=form(frames(kind))).json()
+    assert [hit["id"] for hit in moving["hits"]] == [hit["id"] for hit in still["hits"]]
+
+
+@pytest.mark.parametrize(
+    ("name", "shown"),
+    [
+        ("ptáček – 鳥 🐦.png", "ptáček – 鳥 🐦.png"),
+        ("../../etc/passwd", "passwd"),
+        ("C:\\photos\\bird.png", "bird.png"),
+        ("\u202egnp.exe", "gnp.exe"),  # turns what follows around
+        ("a\0b\r\nSet-Cookie: x.png", "abSet-Cookie: x.png"),
+        (unicodedata.normalize("NFD", "é") + ".png", unicodedata.normalize("NFD", "é") + ".png"),
+        ("\ud800.png", ".png"),
+        ("x" * 5000 + ".png", "x" * 120),
+        ("   ", ""),
+        ("", ""),
+    ],
+)
+def test_names(name: str, shown: str) -> None:
+    assert shown_name(name) == shown
+
+
+def test_odd_names_are_only_shown(web: TestClient) -> None:
+    body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="../\xff\xfe\xe2\x80\xae\xf0\x9f\x90\xa6.png"'
+    body += b"\r\n\r\n" + drawn() + b"\r\n--b--\r\n"
+    answer = web.post("/api/search", content=body, headers={"content-type": "multipart/form-data; boundary=b"})
+    assert answer.status_code == 200
+    assert answer.json()["query"]["name"] == "\ufffd\ufffd🐦.png"
+
+
+MULTIPART = {"content-type": "multipart/form-data; boundary=b"}
+
+
+@pytest.mark.parametrize(
+    ("body", "headers", "status", "word"),
+    [
+        pytest.param(b"{}", {"content-type": "application/json"}, 415, "multipart", id="json"),
+        pytest.param(drawn(), {"content-type": "image/png"}, 415, "multipart", id="bare picture"),
+        pytest.param(b"x", {}, 415, "multipart", id="no type"),
+        pytest.param(b"x", {"content-type": "multipart/form-data"}, 400, "well-formed", id="no boundary"),
+        pytest.param(b"x", {"content-type": "multipart/form-data; boundary=" + "b" * 500}, 400, "", id="long boundary"),
+        pytest.param(b"nothing of the sort", MULTIPART, 400, "well-formed", id="no parts"),
+        pytest.param(b"", MULTIPART, 400, "well-formed", id="empty body"),
+        pytest.param(
+            b'--b\r\nContent-Disposition: form-data; name="file"\r\n\r\n' + drawn(), MULTIPART, 400, "", id="no end"
+        ),
+        pytest.param(b"--b\r\nContent-Disposition: form-data\r\n\r\nx\r\n--b--\r\n", MULTIPART, 400, "", id="no name"),
+        pytest.param(b"--b\r\n\r\nx\r\n--b--\r\n", MULTIPART, 400, "", id="no headers"),
+        pytest.param(b"--b\r\nX: " + b"y" * 9000 + b"\r\n\r\n\r\n--b--", MULTIPART, 400, "", id="long header"),
+        pytest.param(
+            b'--b\r\nContent-Disposition: form-data; name="k"\r\n\r\n5\r\n--b--\r\n',
+            MULTIPART,
+            422,
+            "file:",
+            id="no file",
+        ),
+        pytest.param(
+            b'--b\r\nContent-Disposition: form-data; name="k"\r\n\r\n' + b"5" * 5000 + b"\r\n--b--\r\n",
+            MULTIPART,
+            400,
+            "too long",
+            id="long field",
+        ),
+    ],
+)
+def test_forms_that_are_none(web: TestClient, body: bytes, headers: dict[str, str], status: int, word: str) -> None:
+    refused(web.post("/api/search", content=body, headers=headers), status, word)
+    still_well(web)
+
+
+def test_many_parts(web: TestClient) -> None:
+    part = b'--b\r\nContent-Disposition: form-data; name="x%d"\r\n\r\n1\r\n'
+    body = b"".join(part % n for n in range(MOST_PARTS + 1)) + b"--b--\r\n"
+    refused(web.post("/api/search", content=body, headers=MULTIPART), 400, "parts")
+    two = [("file", ("a.png", drawn(), "image/png")), ("file", ("b.png", drawn(), "image/png"))]
+    refused(web.post("/api/search", files=two), 400, "one picture")
+
+
+def test_a_length_is_not_believed(web: TestClient) -> None:
+    """Neither a small one that is a lie nor none at all lets more in."""
+
+    def endless() -> Iterator[bytes]:
+        yield b'--b\r\nContent-Disposition: form-data; name="file"; filename="a"\r\n\r\n'
+        for _ in range(400):
+            yield bytes(1000)
+
+    for headers in (MULTIPART, {**MULTIPART, "content-length": "10"}):
+        refused(web.post("/api/search", content=endless(), headers=headers), 413, "larger")
+    refused(web.post("/api/search", content=b"x", headers={**MULTIPART, "content-length": "9" * 15}), 413, "larger")
+    still_well(web)
+
+
+def test_uploads_share_a_budget(place: tuple[Path, Path]) -> None:
+    with service_for(place[0], Limits(uploads_bytes=2000)) as service:
+        web = client(service)
+        answer = web.post("/api/search", files=form(drawn("BMP", (60, 60))))
+        refused(answer, 503, "busy")
+        assert answer.headers["retry-after"] == "1"
+        assert service.uploads.held == 0
+        assert service.network.inside == 0
+        assert web.post("/api/search", files=form(drawn("PNG", (8, 8)))).status_code == 200
+        assert service.uploads.held == 0
+
+
+def test_a_full_line_is_told_at_once(place: tuple[Path, Path]) -> None:
+    with service_for(place[0], Limits(queue=1)) as service:
+        web = client(service)
+        with service.network.place(), service.network.place():
+            answer = web.post("/api/search", files=form(drawn()))
+            refused(answer, 503, "busy", "waiting")
+            assert answer.headers["retry-after"] == "1"
+            item = web.get("/api/items").json()["items"][0]["id"]
+            refused(web.get("/api/search", params={"query": item, "box": "0,0,1,1"}), 503)
+            assert web.get("/api/search", params={"query": item}).status_code == 200  # needs no network
+        assert web.post("/api/search", files=form(drawn())).status_code == 200
+
+
+# --- files of the index -----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e", "1/../../x", "0x10", "1.5", "1%00", "q../../x", "٣"],
+)
+def test_ids_are_numbers(web: TestClient, name: str) -> None:
+    for path in (
+        f"/api/items/{name}",
+        f"/api/items/{name}/image",
+        f"/api/items/{name}/thumb",
+        f"/api/attention/{name}",
+    ):
+        answer = web.get(path)
+        assert answer.status_code in (404, 422), path
+        refused(answer, answer.status_code)
+
+
+def test_a_link_put_there_later_is_not_followed(place: tuple[Path, Path], tmp_path: Path) -> None:
+    index, images = copied(*place, tmp_path)
+    secret = tmp_path / "secret.png"
+    secret.write_bytes(drawn(seed=123))
+    with service_for(index, cache=tmp_path / "cache") as service:
+        web = client(service)
+        item = {one["path"]: one["id"] for one in web.get("/api/items").json()["items"]}
+        first = item["bird-0.png"]
+        assert web.get(f"/api/items/{first}/thumb").status_code == 200
+        (images / "bird-0.png").unlink()
+        (images / "bird-0.png").symlink_to(secret)
+        for address in ("items/{}/thumb", "items/{}/image", "attention/{}?format=png"):
+            refused(web.get(f"/api/{address.format(first)}"), 403, "outside")
+        refused(web.get("/api/search", params={"query": first, "box": "0,0,1,1"}), 403, "outside")
+        refused(web.get("/api/explain", params={"query": first, "hit": first}), 403, "outside")
+        refused(web.get(f"/api/attention/{first}"), 403, "outside")
+        assert web.get("/api/search", params={"query": first}).status_code == 200  # by the stored vector
+        # a folder on the way that became a link
+        (images / "more").rename(tmp_path / "elsewhere")
+        (images / "more").symlink_to(tmp_path / "elsewhere")
+        refused(web.get(f"/api/items/{item['more/bird 1.png']}/image"), 403, "outside")
+        # a link that stays inside is a picture like any other
+        (images / "bird-0.png").unlink()
+        (images / "bird-0.png").symlink_to(images / "bird-2.png")
+        assert web.get(f"/api/items/{first}/image").status_code == 200
+
+
+def test_what_is_there_now_may_be_anything(place: tuple[Path, Path], tmp_path: Path) -> None:
+    index, images = copied(*place, tmp_path)
+    with service_for(index, cache=tmp_path / "cache") as service:
+        web = client(service)
+        item = {one["path"]: one["id"] for one in web.get("/api/items").json()["items"]}
+        first, second = item["bird-0.png"], item["bird-2.png"]
+        kept = web.get(f"/api/items/{first}/thumb").content
+        (images / "bird-0.png").unlink()
+        assert web.get(f"/api/items/{first}/thumb").content == kept
+        refused(web.get(f"/api/items/{first}/image"), 404, "no longer")
+        assert web.get(f"/api/attention/{first}").json()["projections"] == []
+        (images / "bird-2.png").unlink()
+        refused(web.get(f"/api/items/{second}/thumb"), 404, "no longer")
+        os.mkfifo(images / "bird-2.png")  # opening it must not wait for a writer
+        refused(web.get(f"/api/items/{second}/thumb"), 404, "no longer")
+        (images / "bird-2.png").unlink()
+        (images / "bird-2.png").mkdir()
+        refused(web.get(f"/api/items/{second}/image"), 404, "no longer")
+        (images / "bird-2.png").rmdir()
+        (images / "bird-2.png").write_text("#!/bin/sh")
+        refused(web.get(f"/api/items/{second}/image"), 415, "not a picture")
+        assert web.get("/api/search", params={"query": second}).status_code == 200
+
+
+def test_only_inside(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    (root / "a").mkdir(parents=True)
+    (root / "a" / "b.png").write_bytes(b"inside")
+    (tmp_path / "root-too.png").write_bytes(b"outside")
+    stream, stamp = open_inside(root, "a/b.png")
+    with stream:
+        assert stream.read() == b"inside"
+    assert stamp.bytes == 6
+    for path in ("../root-too.png", str(tmp_path / "root-too.png"), "a/../../root-too.png", ".", "..", "/"):
+        with pytest.raises(Outside):
+            open_inside(root, path)
+    for path in ("nothing.png", "a", "a/b.png/c", "x\0y"):
+        with pytest.raises(Vanished):
+            open_inside(root, path)
+    (tmp_path / "link").symlink_to(root)  # the root itself may be reached by a link
+    open_inside(tmp_path / "link", "a/b.png")[0].close()
+
+
+def test_names_that_are_not_text(place: tuple[Path, Path], tmp_path: Path) -> None:
+    """A file system takes bytes; JSON does not."""
+    from serving import indexed
+
+    index, images = copied(*place, tmp_path)
+    odd = os.fsdecode(b"caf\xe9 \xf0\x9f\x90\xa6 <img src=x>.png")
+    try:
+        (images / odd).write_bytes(drawn(seed=50))
+    except OSError:
+        pytest.skip("this file system takes UTF-8 alone")
+    indexed(index.parent, images)
+    with service_for(index, cache=tmp_path / "cache") as service:
+        web = client(service)
+        found = web.get("/api/items", params={"text": "caf"}).json()["items"][0]
+        assert found["name"] == "caf\\xe9 🐦 <img src=x>.png"
+        assert web.get(f"/api/items/{found['id']}/thumb").status_code == 200
+        hits = web.post("/api/search", files=form(drawn(seed=50))).json()["hits"]
+        assert hits[0]["id"] == found["id"]

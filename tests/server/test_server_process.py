@@ -1,0 +1,311 @@
+"""The server as a process on a real socket: many at a time, slow ones, ones that leave, and its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+import os
+import signal
+import socket
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import httpx
+import pytest
+
+from finesight.server import listen
+from finesight.server.app import create_app
+from finesight.server.limits import Limits
+from finesight.server.service import Service
+from processes import refused
+from serving import Serving, copied, drawn, form, gallery, service_for
+
+REQUESTS, CONNECTIONS = 2000, 100
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    return gallery(tmp_path_factory.mktemp("process"), images=6)
+
+
+@pytest.fixture(scope="module")
+def server(place: tuple[Path, Path]) -> Iterator[Serving]:
+    with Serving("serve", place[0], "--port", "0", "--queue", "4", "--max-upload-mb", "1") as running:
+        yield running
+
+
+def well(url: str) -> None:
+    with httpx.Client(base_url=url) as web:
+        assert web.get("/api/health").json()["status"] == "ok"
+        assert len(web.post("/api/search", files=form(drawn())).json()["hits"]) == 6
+
+
+# --- many at a time ---------------------------------------------------------------------------------------------------
+
+
+def questions(web: httpx.Client) -> dict[str, bytes]:
+    """Whole requests, ready to be sent: building them over and over would keep the client busier than the server."""
+    item = web.get("/api/items").json()["items"][0]["id"]
+    asks = {
+        "upload": web.build_request("POST", "/api/search", files=form(drawn("JPEG", (200, 150)))),
+        "search": web.build_request("GET", "/api/search", params={"query": item}),
+        "box": web.build_request("GET", "/api/search", params={"query": item, "box": "0.1,0.1,0.5,0.5"}),
+        "thumb": web.build_request("GET", f"/api/items/{item}/thumb"),
+        "health": web.build_request("GET", "/api/health"),
+    }
+    return {
+        kind: f"{ask.method} {ask.url.raw_path.decode()} HTTP/1.1\r\n".encode()
+        + b"".join(name + b": " + value + b"\r\n" for name, value in ask.headers.raw)
+        + b"\r\n"
+        + ask.read()
+        for kind, ask in asks.items()
+    }
+
+
+async def storm(url: str, asks: dict[str, bytes]) -> tuple[Counter[tuple[str, int]], set[str]]:
+    """All kinds in turn, by many connections at once; -> counts by kind and status, and what refusals said."""
+    counts: Counter[tuple[str, int]] = Counter()
+    details: set[str] = set()
+    waiting = iter(range(REQUESTS))
+    kinds, parts = list(asks), urlsplit(url)
+
+    async def one_connection() -> None:
+        reader, writer = await asyncio.open_connection(parts.hostname, parts.port)
+        for number in waiting:
+            kind = kinds[number % len(kinds)]
+            writer.write(asks[kind])
+            head = (await reader.readuntil(b"\r\n\r\n")).decode().lower()
+            body = await reader.readexactly(int(head.split("content-length: ")[1].split()[0]))
+            status = int(head.split()[1])
+            counts[kind, status] += 1
+            if status != 200:
+                details.add(json.loads(body)["detail"])
+                assert "retry-after: 1" in head
+        writer.close()
+
+    await asyncio.gather(*(one_connection() for _ in range(CONNECTIONS)))
+    return counts, details
+
+
+@pytest.mark.slow
+def test_thousands_at_once(server: Serving) -> None:
+    well(server.url)
+    threads, memory = server.threads, server.memory
+    with httpx.Client(base_url=server.url) as web:
+        asks = questions(web)
+    counts, details = asyncio.run(storm(server.url, asks))
+    assert sum(counts.values()) == REQUESTS
+    assert {status for _, status in counts} <= {200, 503}, (counts, details)
+    assert counts["upload", 200] + counts["box", 200] > 0
+    assert counts["upload", 503] + counts["box", 503] > 0, "the line was never full: nothing was tested"
+    assert counts["search", 200] > 0  # what needs no network goes on beside
+    assert server.threads <= threads + 8
+    assert server.memory <= memory + 300 * 2**20
+    well(server.url)
+
+
+# --- slow ones, and ones that leave -----------------------------------------------------------------------------------
+
+HEAD = b"POST /api/search HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: multipart/form-data; boundary=b\r\n"
+PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\n\r\n'
+
+
+def connected(url: str) -> socket.socket:
+    parts = urlsplit(url)
+    assert parts.hostname is not None
+    return socket.create_connection((parts.hostname, parts.port or 80), timeout=20)
+
+
+def received(sock: socket.socket) -> bytes:
+    """Head and body of an answer in JSON."""
+    answer = b""
+    while b"}" not in answer and (more := sock.recv(10_000)):
+        answer += more
+    return answer
+
+
+@contextlib.contextmanager
+def in_thread(service: Service) -> Iterator[str]:
+    """uvicorn as ``finesight serve`` runs it, with limits that a test can wait for."""
+    bound, ready = listen.bind("127.0.0.1", 0), threading.Event()
+    url = listen.address_of(bound, "127.0.0.1")
+    servers: list[listen._Server] = []
+    original = listen._Server.__init__
+
+    def remembered(self: listen._Server, *args: object) -> None:
+        original(self, *args)  # type: ignore[arg-type]
+        servers.append(self)
+
+    listen._Server.__init__ = remembered  # type: ignore[method-assign,assignment]
+    thread = threading.Thread(target=listen.serve_app, args=(create_app(service), bound, service.limits, ready.set))
+    thread.start()
+    try:
+        assert ready.wait(20)
+        yield url
+    finally:
+        listen._Server.__init__ = original  # type: ignore[method-assign]
+        servers[0].should_exit = True
+        thread.join(20)
+        assert not thread.is_alive()
+
+
+def test_slow_and_silent_clients(place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(listen, "HEADER_SECONDS", 0.3)
+    limits = Limits(upload_seconds=0.5, queue=2)
+    with service_for(place[0], limits) as service, in_thread(service) as url:
+        with connected(url) as silent, connected(url) as trickle, connected(url) as slow:
+            slow.sendall(HEAD + b"Content-Length: 100000\r\n\r\n" + PART)  # and then no more
+            trickle.sendall(b"GET /api/health HT")
+            start = time.monotonic()
+            assert silent.recv(100) == b""
+            assert trickle.recv(100) == b""
+            answer = received(slow)
+            assert time.monotonic() - start < 10
+            assert b" 408 " in answer.split(b"\r\n")[0]
+            assert b"took longer" in answer
+        # one that takes its time between two questions is not cut off in the middle of an answer
+        with httpx.Client(base_url=url) as web:
+            for _ in range(3):
+                assert web.get("/api/health").status_code == 200
+                time.sleep(0.2)
+        well(url)
+        assert service.network.inside == 0
+        assert service.uploads.held == 0
+
+
+def test_clients_that_leave(place: tuple[Path, Path]) -> None:
+    data = drawn()
+    body = PART + data + b"\r\n--b--\r\n"
+    with service_for(place[0], Limits(queue=3)) as service, in_thread(service) as url:
+        for number in range(40):
+            sock = connected(url)
+            sent = body if number % 2 else body[: len(body) // 2]  # the whole picture, or half of it
+            sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + sent)
+            sock.close()
+        deadline = time.monotonic() + 20
+        while (service.network.inside or service.uploads.held) and time.monotonic() < deadline:
+            time.sleep(0.02)
+        assert (service.network.inside, service.uploads.held) == (0, 0)
+        well(url)
+
+
+def test_more_than_it_takes_is_told_while_it_is_sent(server: Serving) -> None:
+    with connected(server.url) as sock:
+        sock.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
+        with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+            for data in (PART, *[bytes(65_536)] * 24):  # 1.5 MB, of 1 MB allowed
+                sock.sendall(b"%x\r\n" % len(data) + data + b"\r\n")
+            sock.sendall(b"0\r\n\r\n")
+        answer = received(sock)
+    assert b" 413 " in answer.split(b"\r\n")[0]
+    assert b"larger than 1 MB" in answer
+    well(server.url)
+
+
+def test_what_is_not_http(server: Serving) -> None:
+    for junk in (
+        b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03" + bytes(50),
+        b"GET / HTTP/9\r\n\r\n",
+        b"\r\n" * 50 + b"x",
+    ):
+        with connected(server.url) as sock:
+            sock.sendall(junk)
+            sock.shutdown(socket.SHUT_WR)
+            assert b"Traceback" not in sock.recv(10_000)
+    with connected(server.url) as sock:
+        sock.sendall(b"GET /api/health HTTP/1.1\r\nHost: 127.0.0.1\r\nX: " + b"y" * 200_000)
+        assert b" 400 " in sock.recv(10_000).split(b"\r\n")[0]
+    with connected(server.url) as sock:  # no Host at all
+        sock.sendall(b"GET /api/health HTTP/1.0\r\n\r\n")
+        assert b" 400 " in sock.recv(10_000).split(b"\r\n")[0]
+    well(server.url)
+
+
+# --- the command ------------------------------------------------------------------------------------------------------
+
+
+def test_ctrl_c_is_the_ordinary_end(place: tuple[Path, Path]) -> None:
+    with (
+        Serving("serve", place[0].parent, "--port", "0") as running,  # a run stands for its index
+        connected(running.url) as idle,
+        httpx.Client(base_url=running.url) as web,
+    ):
+        assert web.get("/api/health").status_code == 200  # the connection stays open
+        idle.sendall(HEAD)
+        code, seconds, err = running.stop()
+    assert code in (0, 130)
+    assert seconds < 8
+    assert "Traceback" not in err
+    assert "Stopped." in err
+
+
+def test_ctrl_c_twice_and_in_the_middle_of_an_upload(place: tuple[Path, Path]) -> None:
+    with Serving("serve", place[0], "--port", "0") as running, connected(running.url) as slow:
+        slow.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + PART)
+        well(running.url)
+        running.send(signal.SIGINT)
+        time.sleep(0.2)
+        code, seconds, err = running.stop()
+    assert code in (0, 130)
+    assert seconds < 8
+    assert "Traceback" not in err
+    assert "Stopped." in err
+
+
+def test_sigterm(place: tuple[Path, Path]) -> None:
+    with Serving("serve", place[0], "--port", "0") as running:
+        well(running.url)
+        code, seconds, err = running.stop(signal.SIGTERM)
+    assert code == -signal.SIGTERM
+    assert seconds < 8
+    assert "Traceback" not in err
+
+
+def test_token_from_the_environment_and_a_warning_without(place: tuple[Path, Path]) -> None:
+    with Serving("serve", place[0], "--port", "0", FINESIGHT_TOKEN="a/word&more") as running:
+        address, _, word = running.url.partition("?token=")
+        assert word == "a%2Fword%26more"
+        assert httpx.get(f"{address}api/health").status_code == 401
+        with httpx.Client(follow_redirects=True) as browser:
+            assert browser.get(running.url).status_code == 200
+            assert browser.get(f"{address}api/health").status_code == 200
+        _, _, err = running.stop()
+        assert "Warning" not in err
+    with Serving("serve", place[0], "--port", "0", "--host", "0.0.0.0") as running:
+        assert httpx.get(f"{running.url}api/health").status_code == 200
+        code, _, err = running.stop()
+        assert code in (0, 130)
+        assert "Warning" in err
+        assert "--token" in err
+
+
+def test_what_cannot_be_served(place: tuple[Path, Path], tmp_path: Path) -> None:
+    with listen.bind("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        refused(Serving("serve", place[0], "--port", port).wait(), f"Port {port} of 127.0.0.1 is taken")
+    refused(Serving("serve", tmp_path / "nothing", "--port", "0").wait(), "no index")
+    refused(Serving("serve", place[0], "--port", "0", "--token", "two words").wait(), "--token")
+
+
+def test_the_index_is_brought_up_to_date_meanwhile(place: tuple[Path, Path], tmp_path: Path) -> None:
+    index, images = copied(*place, tmp_path)
+    (images / "new.png").write_bytes(drawn(seed=500))
+    with Serving("serve", index, "--port", "0", "--update", images, "--quiet") as running:
+        deadline = time.monotonic() + 30
+        while time.monotonic() < deadline:
+            health = httpx.get(f"{running.url}api/health").json()
+            if health["status"] == "ok" and health["items"] == 7:
+                break
+            time.sleep(0.05)
+        assert (health["items"], health["problem"]) == (7, None)
+        hits = httpx.post(f"{running.url}api/search", files=form(drawn(seed=500))).json()["hits"]
+        assert hits[0]["path"] == "new.png"
+        code, _, err = running.stop()
+    assert code in (0, 130)
+    assert "1 added" in err
+    assert os.path.exists(index / "items.db")

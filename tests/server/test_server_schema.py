@@ -1,0 +1,95 @@
+"""Schemathesis: whatever the OpenAPI document allows, and what it forbids, is answered as the document says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, settings
+from schemathesis.generation import GenerationMode
+from schemathesis.specs.openapi.checks import positive_data_acceptance
+
+from finesight.server.app import create_app
+from finesight.server.guard import LOCAL, Access
+from serving import gallery, service_for
+
+OPERATIONS = [
+    "GET /api/health",
+    "POST /api/search",
+    "GET /api/search",
+    "GET /api/items",
+    "GET /api/items/{item}",
+    "GET /api/items/{name}/thumb",
+    "GET /api/items/{name}/image",
+    "GET /api/attention/{name}",
+    "GET /api/explain",
+    "GET /api/clusters",
+    "GET /api/clusters/{cluster}",
+]
+# A schema cannot say which bytes are a picture, which box lies in it, and what poolings this index has.
+BEYOND_SCHEMA = {"POST /api/search", "GET /api/search", "GET /api/explain"}
+EXAMPLES = settings(
+    max_examples=20,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+    database=None,
+)
+
+
+class Api:
+    """The schema of a running app, and the ids its index has: made-up ones alone would reach little more than 404."""
+
+    def __init__(self, app: Any, ids: list[str]) -> None:
+        self.schema = schemathesis.openapi.from_asgi("/openapi.json", app)
+        self.operations = {found.ok().label: found.ok() for found in self.schema.get_all_operations()}
+        self.ids = ids
+
+    def real(self, values: Any) -> None:
+        """Every second id becomes one that there is."""
+        for name in ("query", "hit", "item", "name"):
+            value = values.get(name) if isinstance(values, dict) else None
+            if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) % 2:
+                values[name] = self.ids[int(value) % len(self.ids)]
+        if isinstance(values, dict) and isinstance(number := values.get("cluster"), int) and number % 2:
+            values["cluster"] = 0
+
+
+@pytest.fixture(scope="module")
+def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    index, _ = gallery(tmp_path_factory.mktemp("schema"), images=6)
+    with service_for(index) as service:
+        app = create_app(service, Access(LOCAL | {"testserver"}))
+        yield Api(app, [str(item) for item in service.index.known().ids.tolist()])
+
+
+def test_every_operation_is_tried(api: Api) -> None:
+    assert set(api.operations) == set(OPERATIONS)
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=str)
+@pytest.mark.parametrize("label", OPERATIONS)
+def test_answers_as_documented(api: Api, label: str, mode: GenerationMode) -> None:
+    operation = api.operations[label]
+    if mode.is_negative and not (operation.path_parameters or operation.query or operation.body):
+        pytest.skip("takes nothing, so nothing can be wrong")
+    statuses = set()
+
+    @EXAMPLES
+    @given(operation.as_strategy(generation_mode=mode))
+    def each(case: schemathesis.Case) -> None:
+        if mode.is_positive:
+            api.real(case.query)
+            api.real(case.path_parameters)
+        left_out = [positive_data_acceptance] if label in BEYOND_SCHEMA else []
+        statuses.add(case.call_and_validate(excluded_checks=left_out).status_code)
+
+    each()
+    assert 500 not in statuses
+    if mode.is_negative:
+        assert any(status >= 400 for status in statuses)
+    elif label != "POST /api/search":  # random bytes are no picture
+        assert 200 in statuses

@@ -1,0 +1,183 @@
+"""A server with a real index of a few drawn pictures and a network of a few thousand random weights."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import shutil
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+from PIL import Image
+from starlette.testclient import TestClient
+
+from finesight.features.embedder import TorchEngine
+from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.nn.backbone_config import BackboneConfig
+from finesight.rationale.config import READINGS
+from finesight.search.build import open_or_create, update_index
+from finesight.server.app import create_app
+from finesight.server.guard import Access
+from finesight.server.limits import Limits
+from finesight.server.service import Service
+from processes import Command, _empty_file, _run_cli, environment, start_server
+
+BASE = "http://127.0.0.1:8000"
+
+
+def _run_with_servers(args: list[str], out: str, err: str, env: dict[str, str]) -> None:
+    """``processes._run_cli``, the commands of the server being among the others."""
+    import finesight.cli.main as cli
+    from finesight.cli.serve import serve
+    from finesight.cli.up import up
+
+    names = {found.name or getattr(found.callback, "__name__", "") for found in cli.app.registered_commands}
+    for one in (serve, up):
+        if one.__name__ not in names:
+            cli.app.command()(one)
+    _run_cli(args, out, err, env)
+
+
+def small_encoder(folder: Path, *, rationale: bool = True) -> Path:
+    """An untrained encoder of 32 px with a 4×4 map, in ``folder/encoder``."""
+    torch.manual_seed(0)
+    config = EncoderConfig(
+        method="lcr" if rationale else "frozen",
+        resolution=32,
+        pooling="rationale-gem" if rationale else "average",
+        backbone=BackboneConfig(name="test_resnet", weights="random", output_stride=8),
+        rationale=READINGS["finesight"].model_copy(update={"projections": 4}) if rationale else None,
+    )
+    Encoder.untrained(config).save(folder / "encoder")
+    return folder
+
+
+def indexed(run: Path, images: Path) -> Path:
+    """``run`` with an index of ``images``, as ``finesight index`` leaves it."""
+    engine = TorchEngine.load(run)
+    index = open_or_create(str(run / "index"), engine, run, images)
+    update_index(index, engine, images, workers=1)
+    index.close()
+    return run / "index"
+
+
+@contextmanager
+def service_for(
+    index: Path, limits: Limits | None = None, cache: Path | None = None, job: Any = None
+) -> Iterator[Service]:
+    from finesight.search.engines import open_index
+
+    opened = open_index(index)
+    service = Service(opened, TorchEngine.load(index.parent), limits, cache_dir=cache, job=job)
+    try:
+        yield service
+    finally:
+        service.close(5)
+
+
+def client(service: Service, access: Access | None = None, base: str = BASE) -> TestClient:
+    """Talks to the app without a network. Redirections are not followed."""
+    return TestClient(create_app(service, access), base_url=base, follow_redirects=False)
+
+
+def refused(answer: httpx.Response, status: int, *words: str) -> str:
+    """The sentence of an answer that must be that error, in JSON, and nothing of the server's inside."""
+    assert answer.status_code == status, (answer.status_code, answer.text)
+    detail = answer.json()
+    assert list(detail) == ["detail"]
+    sentence = detail["detail"]
+    assert isinstance(sentence, str)
+    assert sentence.endswith(".")
+    assert "Traceback" not in sentence
+    for word in words:
+        assert word in sentence, sentence
+    return sentence
+
+
+def drawn(kind: str = "PNG", size: tuple[int, int] = (48, 36), seed: int = 0, **options: Any) -> bytes:
+    """A smooth random picture as a file of that kind."""
+    coarse = np.random.default_rng(seed).integers(0, 256, (4, 5, 3), dtype=np.uint8)
+    buffer = io.BytesIO()
+    Image.fromarray(coarse).resize(size, Image.Resampling.BICUBIC).save(buffer, kind, **options)
+    return buffer.getvalue()
+
+
+def form(data: bytes, name: str = "query.png", kind: str = "image/png") -> dict[str, tuple[str, bytes, str]]:
+    return {"file": (name, data, kind)}
+
+
+class Serving(Command):
+    """``finesight serve …`` (or ``up``) in a process of its own."""
+
+    def __init__(self, *args: str | Path, **env: str) -> None:
+        self._out, self._err = (_empty_file() for _ in range(2))
+        start_server()
+        context = multiprocessing.get_context("forkserver")
+        words = [str(arg) for arg in args]
+        self.process = context.Process(
+            target=_run_with_servers, args=(words, self._out, self._err, environment(**env)), daemon=True
+        )
+        self.process.start()
+
+    def said(self) -> str:
+        return Path(self._out).read_text()
+
+    @cached_property
+    def url(self) -> str:
+        """Its address, as soon as it answers."""
+        self.until(lambda: "FineSight is at " in self.said() and self.said().endswith("\n"))
+        return self.said().split("FineSight is at ")[1].split()[0]
+
+    def stop(self, number: signal.Signals = signal.SIGINT) -> tuple[int, float, str]:
+        """Exit code, seconds it took, and what it had said on standard error."""
+        start = time.monotonic()
+        self.send(number)
+        done = self.wait()
+        return done.code, time.monotonic() - start, done.err
+
+    @property
+    def threads(self) -> int:
+        return len(os.listdir(f"/proc/{self.process.pid}/task"))
+
+    @property
+    def memory(self) -> int:
+        """Resident bytes."""
+        with open(f"/proc/{self.process.pid}/statm") as stream:
+            return int(stream.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    def __enter__(self) -> Serving:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        if self.running:
+            self.process.kill()
+            self.wait()
+
+
+def gallery(place: Path, images: int = 8) -> tuple[Path, Path]:
+    """A new index of drawn pictures of several shapes. -> index, images"""
+    folder = place / "images"
+    (folder / "more").mkdir(parents=True)
+    for number in range(images):
+        name = f"more/bird {number}.png" if number % 2 else f"bird-{number}.png"
+        (folder / name).write_bytes(drawn(size=(40 + 4 * number, 40), seed=number))
+    return indexed(small_encoder(place / "run"), folder), folder
+
+
+def copied(index: Path, images: Path, to: Path) -> tuple[Path, Path]:
+    """An index and its images that a test may spoil. -> index, images"""
+    run = to / "run"
+    shutil.copytree(index.parent, run)
+    shutil.copytree(images, to / "images")
+    meta = run / "index" / "index.json"
+    meta.write_text(meta.read_text().replace(str(images), str(to / "images")))
+    return run / "index", to / "images"

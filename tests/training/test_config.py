@@ -1,0 +1,221 @@
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from finesight.errors import FineSightError
+from finesight.methods.recipes import RECIPES
+from finesight.rationale.config import READINGS, ReadingName
+from finesight.training.config import (
+    RuntimeConfig,
+    TrainConfig,
+    build_config,
+    flat,
+    nested,
+    read_yaml,
+    validated,
+    write_yaml,
+)
+
+
+def error_of(**settings: Any) -> str:
+    with pytest.raises(FineSightError) as error:
+        build_config({"data": "x", **settings})
+    return str(error.value)
+
+
+# --- defaults -----------------------------------------------------------------------------------------------------
+
+
+def test_defaults_are_the_papers() -> None:
+    config = build_config({"data": "birds"})
+    assert (config.data, config.method, config.epochs, config.batch) == ("birds", "lcr", 100, 128)
+    assert (config.optim.lr, config.optim.momentum, config.optim.weight_decay) == (0.03, 0.9, 1e-4)
+    assert (config.optim.warmup_epochs, config.optim.cosine) == (0, "epoch")
+    assert (config.objective.dim, config.objective.temperature, config.objective.momentum) == (256, 0.2, 0.999)
+    assert (config.backbone.name, config.backbone.weights, config.views.resolution) == ("resnet50", "imagenet", 224)
+    assert config.rationale == READINGS["finesight"]
+    assert config.rationale.tau == 0.4
+    assert config.rationale.projections == 32
+
+
+@pytest.mark.parametrize(
+    ("method", "own"),
+    [("lcr", {}), ("lcr-multitask", {"encoder_gradient": 1.0, "nu": 0.01}), ("lcr-mlp", {"form": "mlp"})],
+)
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_reading_brings_its_defaults_then_the_recipe_then_single_switches(
+    method: str, own: dict[str, Any], reading: ReadingName
+) -> None:
+    expected = READINGS[reading].model_copy(update=own)
+    config = build_config({"data": "x", "method": method, "rationale.reading": reading})
+    assert config.rationale == expected
+    assert config.objective.projector == READINGS[reading].projector
+    changed = build_config({"data": "x", "method": method, "rationale.reading": reading, "rationale.tau": 0.7})
+    assert changed.rationale == expected.model_copy(update={"tau": 0.7})
+
+
+def test_projector_switch_of_the_rationale_reaches_the_objective() -> None:
+    assert build_config({"data": "x", "rationale.projector": "3-layer-bn"}).objective.projector == "3-layer-bn"
+    settings = {"data": "x", "rationale.reading": "paper", "rationale.projector": "2-layer", "objective.dim": 64}
+    config = build_config(settings)
+    assert (config.objective.projector, config.objective.dim) == ("2-layer", 64)
+    direct = build_config({"data": "x", "rationale.reading": "paper", "objective.projector": "2-layer"})
+    assert direct.objective.projector == "2-layer"
+
+
+def test_method_without_rationale_has_none() -> None:
+    config = build_config({"data": "x", "method": "moco-v2"})
+    assert config.rationale is None
+    assert config.pooling == "average"
+    assert build_config({"data": "x", "method": "moco-v2", "rationale": None}) == config
+    assert build_config({"data": "x", "method": "moco-v2", "rationale": {}}) == config
+
+
+# --- errors -------------------------------------------------------------------------------------------------------
+
+
+def test_method_without_rationale_refuses_its_settings_by_name() -> None:
+    message = error_of(method="moco-v2", **{"rationale.tau": 0.4, "rationale.nu": 1.0})
+    assert "'moco-v2' has no rationale" in message
+    assert "tau" in message
+    assert "nu" in message
+
+
+def test_every_bad_key_is_named_at_once() -> None:
+    message = error_of(
+        epohcs=3,
+        batch="many",
+        seed=-1,
+        **{
+            "views.resolutoin": 112,
+            "rationale.tua": 0.4,
+            "rationale.tau": -1,
+            "objective.quue": 5,
+            "backbone.freeze": -2,
+            "optim.momentum": 1.5,
+            "validation.most": "x",
+        },
+    )
+    lines = message.splitlines()[1:]
+    for key in ("epohcs", "views.resolutoin", "rationale.tua", "objective.quue"):
+        assert [line for line in lines if line.startswith(f"  {key} (no such setting)")], key
+    for key in ("batch", "seed", "rationale.tau", "backbone.freeze", "optim.momentum", "validation.most"):
+        assert [line for line in lines if line.startswith(f"  {key}: ")], key
+    assert len(lines) == 10
+    assert "'many'" in message
+
+
+def test_missing_data_is_named() -> None:
+    with pytest.raises(FineSightError, match="data must be given"):
+        build_config({})
+
+
+def test_unknown_method_and_reading_list_what_there_is() -> None:
+    assert "moco-v2" in error_of(method="moco")
+    message = error_of(**{"rationale.reading": "papre"})
+    assert all(name in message for name in ("papre", *READINGS))
+
+
+@pytest.mark.parametrize(
+    ("settings", "key"),
+    [
+        ({"rationale": 5}, "rationale"),
+        ({"objective": 5}, "objective"),
+        ({"objective": "moco", "method": "moco-v2"}, "objective"),
+        ({"views": 5}, "views"),
+        ({"views": None}, "views"),
+        ({"rationale.reading": []}, "reading"),
+        ({"seed": 1, "seed.x": 2}, "seed"),
+        ({"objective.queue": 0}, "objective.queue"),
+        ({"backbone.output_stride": 12}, "backbone.output_stride"),
+        ({"optim.clip": 0}, "optim.clip"),
+        ({"batch": 1}, "batch"),
+        ({"rationale.encoder_gradient": 1.5}, "rationale.encoder_gradient"),
+    ],
+)
+def test_wrong_kinds_and_ranges_are_explained(settings: dict[str, Any], key: str) -> None:
+    assert key in error_of(**settings)
+
+
+def test_keys_that_are_not_text_are_named() -> None:
+    with pytest.raises(FineSightError, match=r"7 \(no such setting\)"):
+        build_config(nested({"data": "x", 7: 8}))  # type: ignore[dict-item]  # YAML allows it
+
+
+def test_runtime_settings_are_checked_the_same_way() -> None:
+    assert validated(RuntimeConfig, devices=2).devices == 2
+    with pytest.raises(FineSightError) as error:
+        validated(RuntimeConfig, devices=0, precison="16")
+    assert "devices" in str(error.value)
+    assert "precison (no such setting)" in str(error.value)
+
+
+# --- keys ---------------------------------------------------------------------------------------------------------
+
+
+def test_dotted_and_nested_keys_say_the_same() -> None:
+    dotted = {"data": "x", "views.resolution": 112, "views.blur": 0.1, "rationale.tau": 1.0, "seed": 3}
+    tables = {"data": "x", "views": {"resolution": 112, "blur": 0.1}, "rationale": {"tau": 1.0}, "seed": 3}
+    assert nested(dotted) == tables
+    assert nested(tables) == tables
+    assert build_config(dotted) == build_config(tables)
+    mixed = {"views": {"resolution": 64, "blur": 0.1}, "views.resolution": 112}
+    assert nested(mixed) == {"views": {"resolution": 112, "blur": 0.1}}
+    assert nested({"views": None, "views.resolution": 112}) == {"views": {"resolution": 112}}
+
+
+def test_nested_leaves_what_it_was_given_alone() -> None:
+    given = {"views": {"resolution": 64}, "views.blur": 0.1, "rationale": {"tau": 1.0}}
+    nested(given)
+    build_config({"data": "x", **given})
+    assert given == {"views": {"resolution": 64}, "views.blur": 0.1, "rationale": {"tau": 1.0}}
+
+
+def test_flat_is_the_way_back() -> None:
+    config = build_config({"data": "x", "views.resolution": 112})
+    pairs = flat(config)
+    assert pairs["views.resolution"] == 112
+    assert pairs["rationale.reading"] == "finesight"
+    assert not any(isinstance(value, dict) for value in pairs.values())
+    assert build_config(pairs) == config
+
+
+@pytest.mark.parametrize("method", RECIPES)
+@pytest.mark.parametrize("reading", READINGS)
+def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str, reading: ReadingName) -> None:
+    settings: dict[str, Any] = {"data": "déjà vu", "method": method, "views.scale": [0.3, 0.9], "optim.clip": 1.0}
+    if RECIPES[method].rationale:
+        settings |= {"rationale.reading": reading, "rationale.nu": 0.5, "objective.dim": 77}
+    config = build_config(settings)
+    write_yaml(config, tmp_path / "config.yaml")
+    again = build_config(read_yaml(tmp_path / "config.yaml"))
+    assert again == config
+    assert flat(again) == flat(config)
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (b"- 1\n- 2\n", "table of settings"),
+        (b"a: [", "cannot be read"),
+        (b"\xff\xfe\x00x", "cannot be read"),
+        (b"", "table"),
+    ],
+)
+def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, words: str) -> None:
+    (tmp_path / "c.yaml").write_bytes(content)
+    with pytest.raises(FineSightError, match=words):
+        read_yaml(tmp_path / "c.yaml")
+
+
+def test_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(FineSightError, match="nowhere"):
+        read_yaml(tmp_path / "nowhere.yaml")
+
+
+def test_a_configuration_cannot_be_changed_afterwards() -> None:
+    config = build_config({"data": "x"})
+    with pytest.raises(ValueError, match="frozen"):
+        config.seed = 3
+    assert isinstance(config, TrainConfig)
