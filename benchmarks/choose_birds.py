@@ -30,7 +30,7 @@ from finesight.data.sources import ImageSource, open_source
 from finesight.evaluation.retrieval import retrieval
 from finesight.features.encoder import Encoder
 from finesight.features.extract import object_masks
-from finesight.io.console import track
+from finesight.io.progress import track
 from finesight.nn.backbone import Backbone
 from finesight.nn.pooling import attention_mask, energy_map, object_share, pool
 from finesight.paper.machine import commit, machine

@@ -286,9 +286,9 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
 
     from finesight.features.embedder import TorchEngine
     from finesight.features.encoder import Encoder, EncoderConfig
+    from finesight.features.types import View
     from finesight.nn.backbone_config import BackboneConfig
     from finesight.rationale.config import READINGS
-    from finesight.search.base import View
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)

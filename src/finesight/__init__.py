@@ -11,6 +11,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from finesight.version import __version__
+
 if TYPE_CHECKING:
     from finesight.api import evaluate, load, train
     from finesight.errors import FineSightError
@@ -18,7 +20,6 @@ if TYPE_CHECKING:
     from finesight.features.encoder import Encoder
     from finesight.search.functions import open_index, search_images
 
-__version__ = "0.1.0"
 __all__ = [
     "Encoder",
     "Explainer",

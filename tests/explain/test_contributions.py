@@ -13,8 +13,8 @@ from finesight.explain.contributions import Seen, Similarity, decompose, similar
 from finesight.features.embedder import TorchEngine
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import picture_view
+from finesight.features.types import Box
 from finesight.nn.pooling_config import POOLINGS
-from finesight.search.base import Box
 from reference import contributions as loops
 
 K = 5

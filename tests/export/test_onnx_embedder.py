@@ -17,13 +17,15 @@ import pytest
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.export.onnx import Exported, describe
-from finesight.features.embedder import TorchEngine, open_engine, spaces_of
-from finesight.features.onnx_embedder import OnnxEngine, open_onnx_engine
+from finesight.features.embedder import TorchEngine, spaces_of
+from finesight.features.onnx_embedder import OnnxEngine
 from finesight.features.onnx_names import output_names, output_of
 from finesight.features.preprocess import picture_view
-from finesight.search.base import Box, Index
+from finesight.features.types import Box
+from finesight.search.base import Index
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
+from finesight.search.open_embedder import open_engine, open_onnx_engine
 from finesight.search.searcher import Searcher
 from networks import small_encoder
 from processes import environment

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finesight.errors import FineSightError
-from finesight.features.embedder import TorchEngine, fingerprint, open_engine, spaces_of, unit
+from finesight.features.embedder import TorchEngine, fingerprint, spaces_of, unit
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import WHOLE, picture_view
 from finesight.nn.pooling import narrowed
 from finesight.nn.pooling_config import POOLINGS
+from finesight.search.open_embedder import open_engine
 from indexes import empty_index, small_encoder
 from reference.nearest import cover
 from reference.pooling import bilinear, pooled

@@ -15,7 +15,7 @@ from finesight.data.color import normalise
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import WHOLE, centre_box, checked_box, parsed_box, picture_view, region_share
-from finesight.search.base import Box
+from finesight.features.types import Box
 from indexes import small_encoder
 from reference.nearest import cover
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Outcome
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.rationale.config import READINGS, RationaleConfig, ReadingName
 from finesight.rationale.loss import Rationale, kl_from_uniform, rationale_kl, scaled_target, score_of
 from reference.gradcam import cam, differences
@@ -31,7 +31,9 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
 
 
-def hand_made(seed: int = 0, n: int = 2, c: int = 4, h: int = 2, w: int = 3, *, average: bool = True) -> Outcome:
+def hand_made(
+    seed: int = 0, n: int = 2, c: int = 4, h: int = 2, w: int = 3, *, average: bool = True
+) -> ObjectiveOutput:
     """An outcome no objective made: a loss that is some smooth function of the pooled vector."""
     generator = torch.Generator().manual_seed(seed)
     phi = torch.rand(n, c, h, w, dtype=torch.float64, generator=generator).requires_grad_()
@@ -41,7 +43,7 @@ def hand_made(seed: int = 0, n: int = 2, c: int = 4, h: int = 2, w: int = 3, *, 
     unit = F.normalize(pooled, dim=1)
     similarity = (unit * F.normalize(direction, dim=1)).sum(1)
     loss = (1 - similarity).square() + torch.sin(3 * unit).sum(1)
-    return Outcome(loss, phi, pooled, unit, unit.detach(), positive=similarity, average_pooled=average)
+    return ObjectiveOutput(loss, phi, pooled, unit, unit.detach(), positive=similarity, average_pooled=average)
 
 
 def fitted(config: RationaleConfig, channels: int = 4) -> Rationale:
@@ -221,7 +223,9 @@ def test_rationale_of_any_objective_with_its_gradients(config: RationaleConfig, 
 
 def test_average_pooled_false_takes_the_gradient_of_the_whole_map() -> None:
     honest = hand_made(average=False)
-    claimed = Outcome(honest.loss, honest.phi, honest.pooled, honest.embedding, honest.target, average_pooled=True)
+    claimed = ObjectiveOutput(
+        honest.loss, honest.phi, honest.pooled, honest.embedding, honest.target, average_pooled=True
+    )
     config = configured(target_scale="image")
     right, wrong = fitted(config)(honest).target, fitted(config)(claimed).target
     (slope,) = torch.autograd.grad(honest.loss.sum(), honest.phi)
@@ -273,7 +277,7 @@ def test_scores() -> None:
     assert score_of(outcome, configured(score="loss")) is outcome.loss
     assert torch.equal(score_of(outcome, configured(score="negative_loss")), -outcome.loss)
     assert score_of(outcome, configured(score="positive")) is outcome.positive
-    plain = Outcome(outcome.loss, outcome.phi, outcome.pooled, outcome.embedding, outcome.target)
+    plain = ObjectiveOutput(outcome.loss, outcome.phi, outcome.pooled, outcome.embedding, outcome.target)
     with pytest.raises(ValueError, match="no positive logit"):
         score_of(plain, configured(score="positive"))
 
@@ -287,7 +291,7 @@ def test_every_reading_is_finite_under_autocast_and_on_blank_maps(reading: Readi
     rationale = Rationale(8, READINGS[reading])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         pooled = phi.mean((2, 3), dtype=torch.float32)
-        result = rationale(Outcome((pooled - 0.3).square().sum(1), phi, pooled, pooled, pooled))
+        result = rationale(ObjectiveOutput((pooled - 0.3).square().sum(1), phi, pooled, pooled, pooled))
     assert {result.loss.dtype, result.target.dtype, result.attention.dtype} == {torch.float32}
     result.loss.backward()
     assert (phi.grad is None) == (rationale.config.encoder_gradient == 0)

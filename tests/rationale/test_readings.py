@@ -12,8 +12,8 @@ from torch.nn import functional as F
 
 from finesight.evaluation.evaluate import _probe_unit
 from finesight.features.encoder import Encoder, EncoderConfig
-from finesight.methods.base import Outcome
 from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import attention_mask, pool
 from finesight.rationale.config import READINGS, RationaleConfig, ReadingName
 from finesight.rationale.loss import Rationale
@@ -166,7 +166,7 @@ def observed(config: RationaleConfig) -> dict[str, Tensor]:
     positive = (unit * keys).sum(1)
     loss = F.softplus((unit @ torch.randn(6, dtype=torch.float64) - positive) / 0.2)
     rationale = Rationale(6, config).double()
-    result = rationale(Outcome(loss, phi, pooled, unit, keys, positive=positive))
+    result = rationale(ObjectiveOutput(loss, phi, pooled, unit, keys, positive=positive))
     encoder, branch = torch.autograd.grad(result.loss, [phi, rationale.branch.filters.weight], materialize_grads=True)
     seen = {"target": result.target, "attention": result.attention, "loss": result.loss.detach()}
     return seen | {"encoder": encoder, "branch": branch}

@@ -16,9 +16,9 @@ from PIL import Image
 
 from finesight.errors import FineSightError
 from finesight.features.embedder import TorchEngine
+from finesight.features.types import Box, Look, View
 from finesight.search import build
 from finesight.search import image_files as files
-from finesight.search.base import Box, Look, View
 from finesight.search.build import open_or_create, read_view, update_index
 from finesight.search.engines import index_exists, open_index
 from finesight.search.faiss_index import FaissIndex

@@ -16,11 +16,12 @@ import numpy as np
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.features.embedder import TorchEngine, fingerprint, open_engine
+from finesight.features.embedder import TorchEngine, fingerprint
 from finesight.search.base import Index, NewItems
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import create_index, index_exists, open_index
 from finesight.search.image_files import path_id
+from finesight.search.open_embedder import open_engine
 from finesight.search.searcher import Searcher
 from indexes import DIMENSION, SPACES, batch, contents, empty_index, filled_index, item, meta, small_encoder, units
 from processes import start_server

@@ -14,7 +14,7 @@ from finesight.data.cache import open_cache
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
-from finesight.methods.base import Outcome
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.rationale.branch import FittingBranch
 from finesight.rationale.loss import Rationale, rationale_kl
 from finesight.training.config import RuntimeConfig, build_config
@@ -132,7 +132,7 @@ def test_a_studied_branch_learns_as_it_would_alone() -> None:
     phi = torch.rand(4, 6, 3, 3, requires_grad=True)
     pooled = phi.mean((2, 3))
     loss = (pooled @ torch.randn(6, 5)).logsumexp(1)
-    fitted = rationale(Outcome(loss, phi, pooled, pooled, pooled))
+    fitted = rationale(ObjectiveOutput(loss, phi, pooled, pooled, pooled))
     fitted.loss.backward()
     rationale_kl(fitted.target, lone(phi.detach()), config).backward()
     own = rationale.study["3"].filters.weight.grad

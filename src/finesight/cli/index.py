@@ -16,7 +16,7 @@ from finesight.cli.options import Json, Quiet, Workers
 from finesight.errors import Interrupted
 
 if TYPE_CHECKING:
-    from finesight.search.build import Progress, Report
+    from finesight.search.build import Report
 
 CONTINUE = "What is done is kept; the same command continues."
 
@@ -36,13 +36,14 @@ def index(
     from finesight.data.sources import open_source
     from finesight.features.embedder import TorchEngine
     from finesight.io.console import console
-    from finesight.search.build import open_or_create, skipped_file, update_index
+    from finesight.io.progress import phase_bar
+    from finesight.search.build import PHASES, open_or_create, skipped_file, update_index
 
     where = str(run / "index") if index is None else index
     engine = TorchEngine.load(run)
     source = open_source(folder)
     with closing(open_or_create(where, engine, run, source.root)) as store, _stoppable() as stop:
-        with bars(not quiet) as tell:
+        with phase_bar(PHASES, not quiet) as tell:
             report = _finished(
                 lambda: update_index(
                     store,
@@ -112,20 +113,3 @@ def _finished(work: Any, stop: _Stop) -> Report:
         done = report.added + report.changed
         raise Interrupted(stop.number, f"Stopped after {done:,} images. {CONTINUE}")
     return report
-
-
-@contextmanager
-def bars(show: bool) -> Iterator[Progress]:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from finesight.io.console import console
-
-    words = {"listing": "listing images", "embedding": "embedding", "finishing": "making the search fast"}
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not show) as bar:
-        task = bar.add_task("", total=None)
-
-        def tell(phase: str, done: int, total: int) -> None:
-            bar.update(task, description=words[phase], completed=done, total=total if phase == "embedding" else None)
-
-        yield tell

@@ -11,7 +11,6 @@ from typing import Annotated, Any
 
 import typer
 
-from finesight import __version__
 from finesight.cli.clusters import clusters, duplicates
 from finesight.cli.compare import compare
 from finesight.cli.datasets import datasets_app
@@ -26,6 +25,7 @@ from finesight.cli.settings import assignments, parsed
 from finesight.cli.up import up
 from finesight.errors import FineSightError, Interrupted
 from finesight.paper.bench_command import bench_app
+from finesight.version import __version__
 
 app = typer.Typer(
     name="finesight",
@@ -151,7 +151,7 @@ def train(
         progress=not quiet,
     )
     from finesight.io.console import console
-    from finesight.training.train import train_and_report
+    from finesight.report.train import train_and_report
 
     run = train_and_report(merged, out, runtime, restart=restart)
     console.print(f"The encoder is in {run.encoder}, the report is {run.report}.")

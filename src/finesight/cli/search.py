@@ -40,9 +40,9 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Find the images of an index that look most like a picture."""
-    from finesight.features.embedder import open_engine
     from finesight.features.preprocess import parsed_box
     from finesight.search.engines import open_index
+    from finesight.search.open_embedder import open_engine
     from finesight.search.searcher import Searcher
 
     if model is not None and engine != EngineName.onnx:

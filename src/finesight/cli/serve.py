@@ -48,8 +48,8 @@ def serve(
     quiet: Quiet = False,
 ) -> None:
     """Search an index in the browser: a page, and an API that /docs describes."""
-    from finesight.features.embedder import open_engine
     from finesight.search.engines import open_index
+    from finesight.search.open_embedder import open_engine
     from finesight.server.listen import bind
     from finesight.server.serve import Place, run_server, update_job
 

@@ -104,8 +104,8 @@ def _train(
     if recipe(config.method).objective is None:
         _keep_frozen(there, config.located())
         return
+    from finesight.report.train import train_and_report
     from finesight.training.config import RuntimeConfig
-    from finesight.training.train import train_and_report
 
     runtime = RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=progress)
     train_and_report(config, run, runtime)

@@ -23,7 +23,7 @@ from finesight.data.decode import UnreachableFile, explained, os_reason, read_si
 from finesight.data.image_hash import content_hash, groups, perceptual_hash
 from finesight.data.sources import ImageSource
 from finesight.errors import SkipImage
-from finesight.io.console import track
+from finesight.io.progress import track
 
 TINY = 64  # pixels of the short side
 DECODED = 64  # enough for a 32 px hash: a JPEG is decoded at up to 1/8

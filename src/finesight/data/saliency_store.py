@@ -21,7 +21,7 @@ from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, explained, os_reason,
 from finesight.data.sources import SUFFIX_TEXT, ImageSource
 from finesight.data.store import locked
 from finesight.errors import FineSightError, SkipImage
-from finesight.io.console import track
+from finesight.io.progress import track
 
 BATCH = 256  # maps in a shard: what a killed process loses at most
 _SCRATCH = ".tmp"

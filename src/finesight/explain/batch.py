@@ -26,7 +26,7 @@ from finesight.explain.output import Names, make_folder, write
 from finesight.explain.pair import explain_pair
 from finesight.explain.panels import high_and_low, ranked, side_by_side
 from finesight.features.encoder import Encoder
-from finesight.io.console import track
+from finesight.io.progress import track
 from finesight.plots.html import build_report
 
 GROUP = 16  # images explained at once: the batch of losses that have one

@@ -18,6 +18,7 @@ from torch import Tensor
 from finesight.errors import FineSightError, SkipImage, unknown
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import Picture, picture_view, region_share
+from finesight.features.types import Box, View
 from finesight.nn.pooling import (
     GEM_POWER,
     attention_mask,
@@ -29,7 +30,6 @@ from finesight.nn.pooling import (
 )
 from finesight.nn.pooling_config import POOLINGS
 from finesight.rationale.branch import FittingBranch
-from finesight.search.base import Box, View
 
 Doubles = NDArray[np.float64]
 LEAST = 1e-6  # GeM sees no smaller activation (``nn.pooling.pool``)

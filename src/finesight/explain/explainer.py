@@ -23,10 +23,9 @@ from finesight.errors import FineSightError
 from finesight.explain.contributions import winners
 from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, Rectify
 from finesight.explain.output import Names, write_png
-from finesight.features.encoder import Encoder, ImageLike
+from finesight.features.encoder import Encoder, ImageLike, pixels
 from finesight.nn.pooling import attention_mask, energy_map
 from finesight.plots.tiles import blend, value_range
-from finesight.report.run_report import pixels
 from finesight.training.run_folder import RunFolder
 
 Floats = NDArray[np.float32]

@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from timm.layers.conv2d_same import Conv2dSame
 
-from finesight import __version__
 from finesight.data.geometry import cache_side
 from finesight.errors import FineSightError
 from finesight.export.graph import Graph
@@ -23,6 +22,7 @@ from finesight.export.verify import Difference, check
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.features.onnx_names import AXES, FORMAT, IMAGES, KEY, REGION
 from finesight.features.onnx_runtime import needed
+from finesight.version import __version__
 
 OPSET = 18
 TOLERANCE = 1e-3

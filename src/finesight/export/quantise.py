@@ -21,7 +21,7 @@ from finesight.features.embedder import unit
 from finesight.features.onnx_names import ATTENTION, AVERAGE, FEATURE, IMAGES, KEY
 from finesight.features.onnx_runtime import description, needed, session
 from finesight.features.preprocess import picture_view
-from finesight.io.console import track
+from finesight.io.progress import track
 
 Pixels = NDArray[np.uint8]
 OPERATIONS = ("Conv", "Gemm", "MatMul", "Add", "Relu", "MaxPool")

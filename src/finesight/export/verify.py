@@ -16,7 +16,7 @@ from finesight.data.color import normalise
 from finesight.features.encoder import Encoder
 from finesight.features.onnx_names import ATTENTION, FEATURE, IMAGES, REGION, RESPONSES, VECTORS
 from finesight.features.onnx_runtime import session
-from finesight.io.console import track
+from finesight.io.progress import track
 
 
 @dataclass(frozen=True)

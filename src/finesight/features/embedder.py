@@ -12,7 +12,7 @@ import numpy as np
 
 from finesight.errors import FineSightError
 from finesight.features.preprocess import region_share
-from finesight.search.base import Box, Engine, Floats, Index, Look, View
+from finesight.features.types import Box, Floats, Look, View
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -20,7 +20,6 @@ if TYPE_CHECKING:
     from finesight.features.encoder import Encoder
 
 CONFIG, WEIGHTS = "encoder.json", "encoder.safetensors"  # as ``finesight.features.encoder`` has them, which needs torch
-ENGINES = ("torch", "onnx")
 
 
 def encoder_home(run: str | Path) -> Path:
@@ -115,28 +114,3 @@ def _stacked(shares: list[Floats]) -> Tensor | None:
     import torch
 
     return torch.from_numpy(np.stack(shares)) if shares else None
-
-
-def open_engine(kind: str, index: Index, run: str | Path | None = None) -> Engine:
-    """The engine that searches an index: by the encoder kept with it, or by the one of ``run`` if that is the same."""
-    if kind not in ENGINES:
-        raise FineSightError(f"There is no engine {kind!r}. There are: {', '.join(ENGINES)}.")
-    engine: Engine
-    if kind == "onnx":
-        from finesight.features.onnx_embedder import open_onnx_engine
-
-        engine = open_onnx_engine(index, run)
-    else:
-        engine = TorchEngine.load(run if run is not None else index.encoder_folder())
-    require_same(index, engine, str(run) if run is not None else "the encoder kept with the index")
-    return engine
-
-
-def require_same(index: Index, engine: Engine, what: str) -> None:
-    """Features of two encoders cannot be compared."""
-    if engine.fingerprint != index.meta.fingerprint:
-        raise FineSightError(
-            f"The index was made by another encoder ({index.meta.run}, fingerprint {index.meta.fingerprint[:12]}) than "
-            f"{what} (fingerprint {engine.fingerprint[:12]}): their features cannot be compared. "
-            "Use that encoder, or make a new index with --index."
-        )

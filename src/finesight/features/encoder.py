@@ -12,6 +12,7 @@ from typing import Literal, Self
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from PIL import Image
 from pydantic import BaseModel, ConfigDict, ValidationError
 from safetensors import SafetensorError
@@ -266,3 +267,18 @@ def _nothing_to_load(folder: Path) -> str:
     if (folder / "config.yaml").exists():
         return f"The run in {folder} has not finished: it has no encoder yet. Run its `finesight train` command again."
     return f"{folder} holds no encoder: give the folder of a finished run."
+
+
+@torch.no_grad()
+def projection_responses(encoder: Encoder, views: Tensor) -> NDArray[np.float32]:
+    """(M, 3, R, R) -> (M, K, H, W)"""
+    assert encoder.branch is not None
+    answers: NDArray[np.float32] = encoder.branch.responses(encoder.backbone(views.to(encoder.device))).cpu().numpy()
+    return answers
+
+
+def pixels(encoder: Encoder, view: Tensor) -> NDArray[np.uint8]:
+    """A normalised view back to a picture. (3, R, R) -> (R, R, 3)"""
+    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (encoder.config.mean, encoder.config.std))
+    picture: NDArray[np.uint8] = ((view * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
+    return picture

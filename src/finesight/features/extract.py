@@ -14,7 +14,7 @@ from finesight.data.sources import ImageSource
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
 from finesight.features.wide import WIDE, Features, WideRows
-from finesight.io.console import track
+from finesight.io.progress import track
 from finesight.nn.pooling import mask_kind
 from finesight.nn.pooling_config import ORACLES, AnyPooling, MaskName
 

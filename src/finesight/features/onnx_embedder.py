@@ -11,9 +11,7 @@ from finesight.features.embedder import spaces_of, unit
 from finesight.features.onnx_names import ATTENTION, IMAGES, REGION, output_of
 from finesight.features.onnx_runtime import description, session
 from finesight.features.preprocess import region_share
-from finesight.search.base import Box, Index, Look, View
-
-MODEL = "model.onnx"  # beside an index or in a run: found without being named
+from finesight.features.types import Box, Look, View
 
 
 class OnnxEngine:
@@ -44,18 +42,3 @@ class OnnxEngine:
             given[REGION] = region_share(view, region)[None]
         *features, mask = self._session.run(self._outputs, given)  # (1, D) each, (1, H, W)
         return Look({space: unit(one[0]) for space, one in zip(self.spaces, features, strict=True)}, mask[0])
-
-
-def open_onnx_engine(index: Index, model: str | Path | None = None) -> OnnxEngine:
-    """By the file given, or by the ``model.onnx`` beside the index or in the run that made it."""
-    if model is not None:
-        file = Path(model)
-        return OnnxEngine(file / MODEL if file.is_dir() else file)
-    places = [index.encoder_folder().parent / MODEL, Path(index.meta.run) / MODEL]
-    for place in places:
-        if place.is_file():
-            return OnnxEngine(place)
-    raise FineSightError(
-        f"There is no {MODEL} to search with. Make one with `finesight export {index.meta.run} {places[0]}`, "
-        "or give one with --model."
-    )

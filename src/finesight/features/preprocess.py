@@ -14,7 +14,7 @@ from PIL import Image
 from finesight.data.decode import read_sized, to_rgb
 from finesight.data.geometry import Geometry, cache_side
 from finesight.errors import FineSightError
-from finesight.search.base import Box, View
+from finesight.features.types import Box, View
 
 Picture = str | Path | Image.Image | IO[bytes]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)

@@ -3,25 +3,15 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterable, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Mapping, Sequence
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
-T = TypeVar("T")
 TABLE_WIDTH = 200  # of a table that goes to a file
 
 console = Console(stderr=True, highlight=False, soft_wrap=True)
-
-
-def track(items: Iterable[T], total: int, what: str, *, show: bool = True) -> Iterable[T]:
-    """A progress bar over ``items`` that disappears when done."""
-    columns = (TextColumn(what), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not show) as bar:
-        yield from bar.track(items, total=total)
 
 
 def print_table(rows: Sequence[Mapping[str, object]]) -> None:

@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import sum_over_ranks, world
 from finesight.nn.heads import mlp
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
 
@@ -57,7 +58,9 @@ class BarlowTwins(Objective):
             **ASYMMETRIC_VIEWS,
         }
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         with full_precision(phi):
             pooled = self.pool(phi)
@@ -68,4 +71,4 @@ class BarlowTwins(Objective):
         diagonal = seen.diagonal()
         others = (seen.square().sum() - diagonal.square().sum()) / (len(seen) * (len(seen) - 1))
         metrics = {"diagonal": diagonal.mean(), "off_diagonal": others.clamp(min=0).sqrt()}
-        return Outcome(loss, phi, pooled, embedding, target, metrics=metrics)
+        return ObjectiveOutput(loss, phi, pooled, embedding, target, metrics=metrics)

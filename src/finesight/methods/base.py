@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
@@ -13,26 +13,8 @@ from torch import Tensor, nn
 
 from finesight.errors import FineSightError
 from finesight.nn.backbone import Backbone
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
-
-
-@dataclass(frozen=True)
-class Outcome:
-    """One step of an objective on N images. The rationale, the health checks and the trainer read only this.
-
-    The mean of ``loss`` over all images of all ranks is what is minimised. GradCAM differentiates its sum with respect
-    to ``pooled``: where the losses of a batch hang together (SimCLR, Barlow Twins, VICReg), an image's part in those of
-    the others counts as its own.
-    """
-
-    loss: Tensor  # (N,) per image
-    phi: Tensor  # (N, C, H, W) map of the view the loss is attributed to
-    pooled: Tensor  # (N, C), or wider, what the head saw of φ
-    embedding: Tensor  # (N, D) unit vectors of the online branch
-    target: Tensor  # (N, D) what they were compared with, no gradient
-    positive: Tensor | None = None  # (N,) similarity of the positive pair, not divided by the temperature
-    average_pooled: bool = True  # False: GradCAM needs the gradient of the whole map
-    metrics: dict[str, Tensor] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,7 +45,7 @@ class Objective(nn.Module, ABC):
     """A method: views in, per-image loss out. ``backbone`` is the network that learns, ``pool`` what its head sees."""
 
     Config: ClassVar[type[ObjectiveConfig]]
-    metrics: ClassVar[tuple[str, ...]] = ()  # names of what ``Outcome.metrics`` holds
+    metrics: ClassVar[tuple[str, ...]] = ()  # names of what ``ObjectiveOutput.metrics`` holds
     views: ClassVar[int | None] = None  # how many of the configured views it takes; None: all
     labelled: ClassVar[bool] = False
     sees_cells: ClassVar[bool] = False  # its head reads single cells of φ too, so nothing may pool them otherwise
@@ -83,13 +65,15 @@ class Objective(nn.Module, ABC):
         return {}
 
     @abstractmethod
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         """``generator`` is seeded by the step alone and the same on every rank; labels are of this rank's images."""
 
     def before_step(self, progress: float = 0.0) -> None:
         """Before the forward of a step, without gradient (momentum updates). ``progress`` goes from 0 to 1."""
 
-    def after_step(self, outcome: Outcome) -> None:
+    def after_step(self, outcome: ObjectiveOutput) -> None:
         """After the backward of a step, without gradient (queues, centres)."""
 
     @property

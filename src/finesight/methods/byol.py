@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.heads import mlp
 from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
 
@@ -42,7 +43,9 @@ class BYOL(Objective):
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
         return {**lars(0.45, batch, epochs), **ASYMMETRIC_VIEWS}
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         targets = [self._target(view) for view in views[:2]]
         with full_precision(phi):
@@ -52,7 +55,7 @@ class BYOL(Objective):
             second = F.cosine_similarity(self.predictor(self.head(self.pool(other))), targets[0])
             loss = 4 - 2 * first - 2 * second
         metrics = {"positive_similarity": (first + second).detach().mean() / 2}
-        return Outcome(
+        return ObjectiveOutput(
             loss,
             phi,
             pooled,

@@ -14,8 +14,9 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Outcome, full_precision
+from finesight.methods.base import full_precision
 from finesight.methods.moco import MoCo, MoCoConfig
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import object_share
 
 
@@ -43,7 +44,9 @@ class CVSA(MoCo):
     masked = True
     sees_cells = True
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         outcome = super().forward([view[:, :3] for view in views], generator, labels)
         phi = outcome.phi
         n, channels, height, width = phi.shape

@@ -12,11 +12,12 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, full_precision
 from finesight.methods.defaults import warm_up
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather
 from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
 GLOBAL = 2  # the first two views are large, and the only ones the teacher sees
@@ -98,7 +99,9 @@ class DINO(Objective):
         layers = HeadGroup(self.head.layers.parameters())
         return [layers, HeadGroup([self.head.prototypes], hold_epochs=self.config.hold_epochs)]
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         n, config = len(views[0]), self.config
         maps = [self.backbone(torch.cat(list(same))) for _, same in groupby(views, key=lambda view: view.shape)]
         phi = maps[0][:n]
@@ -112,7 +115,7 @@ class DINO(Objective):
             loss = dino_loss(torch.split(guesses, n), torch.split(targets, n))
         self._seen = teacher
         entropy = torch.special.entr(targets).sum(1).mean()
-        return Outcome(
+        return ObjectiveOutput(
             loss,
             phi,
             pooled,
@@ -136,6 +139,6 @@ class DINO(Objective):
         follow(self.teacher_head, self.head, momentum)
 
     @torch.no_grad()
-    def after_step(self, outcome: Outcome) -> None:
+    def after_step(self, outcome: ObjectiveOutput) -> None:
         self.centre.lerp_(gather(self._seen).mean(0), 1 - self.config.centre_momentum)
         del self._seen

@@ -16,13 +16,14 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finesight.errors import FineSightError
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
 from finesight.methods.moco import MoCoConfig, info_nce, queue_size
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, own_rows, shuffled_forward, world
 from finesight.nn.heads import mlp
 from finesight.nn.momentum import follow, momentum_twin
 from finesight.nn.norm import join_norms
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool, average
 from finesight.nn.queue import Queue
 
@@ -105,7 +106,7 @@ class LEWELConfig(LEWELHeadConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LEWELOutcome(Outcome):
+class LEWELOutcome(ObjectiveOutput):
     aligned_key: Tensor  # (N, D) what enters the second queue
 
 
@@ -133,7 +134,9 @@ class LEWEL(Objective):
         size = queue_size(MoCoConfig(queue=config.queue), data)
         self.queue, self.aligned_queue = Queue(size, config.dim), Queue(size, config.dim)
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         config = self.config
         phi = self.backbone(views[0])
         k = shuffled_forward(self._keys, views[1], generator, config.key_batch)  # (N, 1 + M, D)
@@ -173,7 +176,7 @@ class LEWEL(Objective):
         follow(self.key_backbone, self.backbone, self.config.momentum)
         follow(self.key_head, self.head, self.config.momentum)
 
-    def after_step(self, outcome: Outcome) -> None:
+    def after_step(self, outcome: ObjectiveOutput) -> None:
         assert isinstance(outcome, LEWELOutcome)
         self.queue.push(gather(outcome.target))
         self.aligned_queue.push(gather(outcome.aligned_key))

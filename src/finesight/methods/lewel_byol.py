@@ -10,12 +10,13 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, Outcome, full_precision
+from finesight.methods.base import Data, Objective, full_precision
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.methods.lewel import LEWELHead, LEWELHeadConfig, each
 from finesight.nn.backbone import Backbone
 from finesight.nn.heads import mlp
 from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
 
@@ -42,7 +43,9 @@ class LEWELBYOL(Objective):
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
         return {**lars(0.9, batch, epochs, weight_decay=1.5e-6), **ASYMMETRIC_VIEWS, "views.scale": (0.2, 1.0)}
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         targets = [self._target(view) for view in views[:2]]
         with full_precision(phi):
@@ -57,7 +60,7 @@ class LEWELBYOL(Objective):
             "map_entropy": seen.map_entropy(),
         }
         embedding = F.normalize(seen.vectors[:, 0], dim=1)
-        return Outcome(
+        return ObjectiveOutput(
             loss,
             phi,
             seen.pooled,

@@ -11,11 +11,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finesight.errors import FineSightError
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, shuffled_forward
 from finesight.nn.heads import ProjectorName, projector
 from finesight.nn.momentum import follow, momentum_twin
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 from finesight.nn.queue import Queue, automatic_queue
 
@@ -66,7 +67,9 @@ class MoCo(Objective):
         self.key_pool, self.key_head = momentum_twin(self.pool), momentum_twin(self.head)
         self.queue = Queue(queue_size(config, data), config.dim)
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         phi = self.backbone(views[0])
         k = shuffled_forward(self._keys, views[1], generator, self.config.key_batch)
         with full_precision(phi):
@@ -77,7 +80,7 @@ class MoCo(Objective):
             "positive_similarity": positive.detach().mean(),
             "negative_similarity": negative.detach().mean(),
         }
-        return Outcome(loss, phi, pooled, q, k, positive=positive, metrics=metrics)
+        return ObjectiveOutput(loss, phi, pooled, q, k, positive=positive, metrics=metrics)
 
     def _keys(self, images: Tensor) -> Tensor:
         phi = self.key_backbone(images)
@@ -89,5 +92,5 @@ class MoCo(Objective):
         follow(self.key_pool, self.pool, self.config.momentum)
         follow(self.key_head, self.head, self.config.momentum)
 
-    def after_step(self, outcome: Outcome) -> None:
+    def after_step(self, outcome: ObjectiveOutput) -> None:
         self.queue.push(gather(outcome.target))

@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
 from finesight.methods.defaults import lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather_with_gradient, world
 from finesight.nn.heads import mlp
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
 
@@ -63,7 +64,9 @@ class SimCLR(Objective):
             **{f"views.{name}": strength for name, strength in colours.items()},
         }
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         with full_precision(phi):
             pooled = self.pool(phi)
@@ -72,4 +75,4 @@ class SimCLR(Objective):
             loss = nt_xent(a, b, self.config.temperature)
             positive = (a * b.detach()).sum(1)
         metrics = {"positive_similarity": positive.detach().mean()}
-        return Outcome(loss, phi, pooled, a, b.detach(), positive=positive, metrics=metrics)
+        return ObjectiveOutput(loss, phi, pooled, a, b.detach(), positive=positive, metrics=metrics)

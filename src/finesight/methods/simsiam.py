@@ -10,9 +10,10 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, full_precision
 from finesight.nn.backbone import Backbone
 from finesight.nn.heads import mlp
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
 
@@ -43,7 +44,9 @@ class SimSiam(Objective):
         """The predictor's rate stays: it has to keep up with embeddings that move."""
         return [HeadGroup(self.head.parameters()), HeadGroup(self.predictor.parameters(), constant=True)]
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         with full_precision(phi):
             pooled = self.pool(phi)
@@ -53,7 +56,7 @@ class SimSiam(Objective):
             loss = -(forth + back) / 2
             embedding, target = F.normalize(first, dim=1), F.normalize(second.detach(), dim=1)
         metrics = {"positive_similarity": (forth + back).detach().mean() / 2}
-        return Outcome(loss, phi, pooled, embedding, target, positive=forth, metrics=metrics)
+        return ObjectiveOutput(loss, phi, pooled, embedding, target, positive=forth, metrics=metrics)
 
     def _still(self, z: Tensor) -> Tensor:
         return z.detach() if self.config.stop_gradient else z

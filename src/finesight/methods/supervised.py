@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
 from finesight.nn.backbone import Backbone
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
 UNKNOWN = -1
@@ -42,7 +43,9 @@ class Supervised(Objective):
             "views.blur": 0.0,
         }
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         assert labels is not None
         phi = self.backbone(views[0])
         with full_precision(phi):
@@ -51,4 +54,4 @@ class Supervised(Objective):
             loss = F.cross_entropy(logits, labels, reduction="none", ignore_index=UNKNOWN)
         unit = F.normalize(pooled, dim=1)
         accuracy = (logits.argmax(1) == labels).float().mean()
-        return Outcome(loss, phi, pooled, unit, unit.detach(), metrics={"accuracy": accuracy})
+        return ObjectiveOutput(loss, phi, pooled, unit, unit.detach(), metrics={"accuracy": accuracy})

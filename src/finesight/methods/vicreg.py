@@ -10,11 +10,12 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, Outcome, full_precision
+from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather_with_gradient, own_rows
 from finesight.nn.heads import mlp
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
 EPS = 1e-4
@@ -61,7 +62,9 @@ class VICReg(Objective):
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
         return {**lars(0.2, batch, epochs), **ASYMMETRIC_VIEWS}
 
-    def forward(self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None) -> Outcome:
+    def forward(
+        self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
+    ) -> ObjectiveOutput:
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         config = self.config
         with full_precision(phi):
@@ -74,7 +77,7 @@ class VICReg(Objective):
             loss = config.invariance * invariance + config.variance * variance + config.covariance * covariance
             embedding, target = F.normalize(first, dim=1), F.normalize(second.detach(), dim=1)
         metrics = {"invariance": invariance, "variance": variance, "covariance": covariance}
-        return Outcome(
+        return ObjectiveOutput(
             loss,
             phi,
             pooled,

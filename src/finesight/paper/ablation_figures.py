@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.data.sources import ImageSource
 from finesight.evaluation.evaluate import split_indices
-from finesight.features.encoder import Encoder
+from finesight.features.encoder import Encoder, pixels, projection_responses
 from finesight.features.extract import BATCH
 from finesight.paper.ablations import KEEP_ALL
 from finesight.plots.style import ACCENT, FAINT, INK, QUIET, blank, drawn, short
 from finesight.plots.tiles import Picture, blend
-from finesight.report.run_report import PICTURES, pixels, projection_responses
+from finesight.report.run_report import PICTURES
 from finesight.training.config import RuntimeConfig
 
 if TYPE_CHECKING:

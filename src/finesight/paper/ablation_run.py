@@ -9,7 +9,6 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from finesight import __version__
 from finesight.data.sources import ImageSource
 from finesight.evaluation.evaluate import evaluate_poolings
 from finesight.features.encoder import Encoder
@@ -28,6 +27,7 @@ from finesight.paper.ablations import KEEP_ALL, paper_columns
 from finesight.paper.machine import commit, machine
 from finesight.paper.networks import by_epoch, finished, settings, trained
 from finesight.paper.results import read_json
+from finesight.version import __version__
 
 SCORES = ("rank1", "rank5", "mAP")
 LABEL_FREE = ("loss", "kl", "kl_target_uniform", "mask_entropy", "embedding_spread", "effective_rank")

@@ -7,7 +7,7 @@ import numpy as np
 from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.explain.inputs import spaced_over_classes
 from finesight.explain.objective_cam import loss_gradcam
-from finesight.features.encoder import Encoder
+from finesight.features.encoder import Encoder, pixels
 from finesight.paper.engine import Bench
 from finesight.paper.networks import finished
 from finesight.paper.profiles import Profile
@@ -15,7 +15,6 @@ from finesight.paper.results import Results
 from finesight.paper.systems import SYSTEMS
 from finesight.paper.table import CURVE, OURS, values
 from finesight.plots.figures import KCurve, attention_overlays, k_curves
-from finesight.report.run_report import pixels
 
 SEED = 0  # whose networks are looked at
 BIRDS = 8

@@ -11,7 +11,7 @@ from typing import Any
 
 import torch
 
-from finesight import __version__, api
+from finesight import api
 from finesight.data.sources import ImageSource
 from finesight.errors import FineSightError
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
@@ -30,6 +30,7 @@ from finesight.paper.table_datasets import CUB, Dataset, opened
 from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.run_folder import RunFolder
 from finesight.training.train import hold_out
+from finesight.version import __version__
 
 FROZEN_SEED = 0  # a frozen network has one row, not one a seed
 

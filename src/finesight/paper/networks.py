@@ -20,12 +20,12 @@ from finesight.features.encoder import Encoder
 from finesight.io.atomic import put
 from finesight.paper.machine import Usage, measured
 from finesight.paper.systems import UNTRAINED
+from finesight.report.train import train_and_report
 from finesight.training.config import RuntimeConfig, TrainConfig, flat, write_yaml
 from finesight.training.health import collapse_warning
 from finesight.training.metrics_log import read_metrics
 from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import studied_branches
-from finesight.training.train import train_and_report
 
 ELSEWHERE = ("data", "backbone.weights")  # files: they lie elsewhere on another machine
 HEALTH = ("embedding_spread", "effective_rank")

@@ -38,7 +38,8 @@ from finesight.evaluation.linear import Outcome, class_index, divided, hits, pre
 from finesight.features.encoder import Encoder
 from finesight.features.row_space import Rows
 from finesight.features.wide import Features, row_lengths
-from finesight.io.console import console, track
+from finesight.io.console import console
+from finesight.io.progress import track
 from finesight.nn.pooling_config import ORACLES, AnyPooling
 from finesight.training.batches import step_generator
 from finesight.training.checkpoints import load_checkpoint, save_checkpoint

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Outcome
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import attention_mask
 from finesight.rationale.branch import FittingBranch
 from finesight.rationale.config import RationaleConfig
@@ -34,7 +34,7 @@ class RationaleOutcome:
     metrics: dict[str, Tensor]
 
 
-def score_of(outcome: Outcome, config: RationaleConfig) -> Tensor:
+def score_of(outcome: ObjectiveOutput, config: RationaleConfig) -> Tensor:
     """The (N,) scalars GradCAM differentiates."""
     if config.score == "positive":
         if outcome.positive is None:
@@ -90,7 +90,7 @@ class Rationale(nn.Module):
             {str(k): FittingBranch(channels, config.model_copy(update={"projections": k})) for k in config.study}
         )
 
-    def forward(self, outcome: Outcome) -> RationaleOutcome:
+    def forward(self, outcome: ObjectiveOutput) -> RationaleOutcome:
         config, phi = self.config, outcome.phi
         score = score_of(outcome, config)
         average = outcome.average_pooled

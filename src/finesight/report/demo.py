@@ -12,18 +12,18 @@ from typing import Any
 
 import numpy as np
 
-from finesight import __version__
 from finesight.data.layouts.lookalikes import LookalikesConfig, habitats, make_lookalikes
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
 from finesight.evaluation.retrieval import neighbours
-from finesight.features.encoder import Encoder
+from finesight.features.encoder import Encoder, pixels
 from finesight.nn.pooling_config import PoolingName
 from finesight.plots.figures import attention_overlays, retrieval_rows, score_bars
 from finesight.plots.html import Section, build_report
-from finesight.report.run_report import PICTURES, picture_sections, pixels, score_table, search_rows
+from finesight.report.run_report import PICTURES, picture_sections, score_table, search_rows
+from finesight.report.train import train_and_report
 from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.save_encoder import untrained_encoder
-from finesight.training.train import train_and_report
+from finesight.version import __version__
 
 SETTINGS: dict[str, Any] = {
     "backbone.name": "test_resnet",

@@ -9,7 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 
 from finesight.data.cache import DecodedCache
@@ -17,7 +16,7 @@ from finesight.evaluation.evaluate import Evaluation
 from finesight.evaluation.per_class import as_csv
 from finesight.evaluation.protocol import setting_words
 from finesight.evaluation.retrieval import neighbours
-from finesight.features.encoder import Encoder
+from finesight.features.encoder import Encoder, pixels, projection_responses
 from finesight.plots.figures import RetrievalRow, attention_overlays, curves, projections, retrieval_rows
 from finesight.plots.html import Section, build_report
 from finesight.training.config import flat
@@ -104,21 +103,6 @@ def picture_sections(encoder: Encoder, cache: DecodedCache, shown: NDArray[np.in
             )
         )
     return sections
-
-
-@torch.no_grad()
-def projection_responses(encoder: Encoder, views: torch.Tensor) -> NDArray[np.float32]:
-    """(M, 3, R, R) -> (M, K, H, W)"""
-    assert encoder.branch is not None
-    answers: NDArray[np.float32] = encoder.branch.responses(encoder.backbone(views.to(encoder.device))).cpu().numpy()
-    return answers
-
-
-def pixels(encoder: Encoder, view: torch.Tensor) -> NDArray[np.uint8]:
-    """A normalised view back to a picture. (3, R, R) -> (R, R, 3)"""
-    mean, std = (torch.tensor(v).view(3, 1, 1) for v in (encoder.config.mean, encoder.config.std))
-    picture: NDArray[np.uint8] = ((view * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
-    return picture
 
 
 def search_rows(evaluation: Evaluation, count: int = PICTURES) -> list[RetrievalRow]:

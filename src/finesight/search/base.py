@@ -6,15 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
-Floats = NDArray[np.float32]
+from finesight.features.types import Floats
+
 Ids = NDArray[np.int64]
-Box = tuple[float, float, float, float]  # x, y, width, height as shares of the upright picture, each in [0, 1]
 
 
 class IndexMeta(BaseModel):
@@ -123,36 +122,6 @@ class Index(ABC):
 
     @abstractmethod
     def close(self) -> None: ...
-
-
-@dataclass(frozen=True)
-class View:
-    """The square part of a picture that the network sees."""
-
-    pixels: NDArray[np.uint8]  # (R, R, 3)
-    box: Box  # where it lies in the upright picture
-    width: int  # of the upright picture
-    height: int
-
-
-@dataclass(frozen=True)
-class Look:
-    """What an engine makes of one view."""
-
-    features: dict[str, Floats]  # space -> (D,) of length 1
-    mask: Floats  # (H, W) in [0, 1]
-
-
-class Engine(Protocol):
-    """Turns views into features: by torch, or by onnxruntime where there is no torch."""
-
-    fingerprint: str
-    spaces: tuple[str, ...]
-    resolution: int
-
-    def look(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Look]:
-        """``regions`` narrow the pooling to a part of the picture: shares of the picture, as ``View.box``."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -19,18 +19,21 @@ import numpy as np
 from finesight.data.decode import UnreachableFile, os_reason
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
-from finesight.features.embedder import TorchEngine, encoder_home, require_same
+from finesight.features.embedder import TorchEngine, encoder_home
 from finesight.features.preprocess import picture_view
-from finesight.search.base import Engine, Floats, Index, IndexMeta, Item, NewItems, View
+from finesight.features.types import Engine, Floats, View
+from finesight.io.progress import PhaseProgress
+from finesight.search.base import Index, IndexMeta, Item, NewItems
 from finesight.search.engines import create_index, index_exists, open_index
 from finesight.search.faiss_index import FaissIndex
 from finesight.search.image_files import UNREADABLE_FOLDER, Found, ids_of, list_files
+from finesight.search.open_embedder import require_same
 
 BATCH = 64  # images that are committed together …
 SECONDS = 5.0  # … or what is done after so long: as much is lost by a kill
 TRIES, PAUSE = 3, 0.05  # to read a file that is being written, seconds between them
 
-Progress = Callable[[str, int, int], None]  # phase ("listing" | "embedding" | "finishing"), done, total
+PHASES = {"listing": "listing images", "embedding": "embedding", "finishing": "making the search fast"}
 
 
 @dataclass
@@ -66,7 +69,7 @@ def update_index(
     folder: str | Path | ImageSource,
     *,
     workers: int | None = None,
-    callback: Progress | None = None,
+    callback: PhaseProgress | None = None,
     stop: Callable[[], bool] | None = None,
     skipped_file: Path | None = None,
 ) -> Report:
@@ -130,7 +133,7 @@ def _embed(
     before: dict[str, int],
     report: Report,
     workers: int,
-    tell: Progress,
+    tell: PhaseProgress,
     stop: Callable[[], bool] | None,
 ) -> None:
     batch = _Batch(index, engine.spaces, before, report)

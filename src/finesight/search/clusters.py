@@ -15,7 +15,8 @@ import numpy as np
 
 from finesight.errors import FineSightError, unknown
 from finesight.features.embedder import unit
-from finesight.search.base import Floats, Ids, Index
+from finesight.features.types import Floats
+from finesight.search.base import Ids, Index
 
 METHODS = ("kmeans", "hdbscan")
 SAMPLE_NUMBERS = 1 << 25  # k-means learns from as many: 16,384 images of 2048 dimensions

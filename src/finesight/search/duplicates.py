@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from finesight.data.decode import read_image
 from finesight.data.image_hash import content_hash, groups, join, perceptual_hash
 from finesight.errors import FineSightError, SkipImage
-from finesight.search.base import Floats, Ids, Index, Item
+from finesight.features.types import Floats
+from finesight.search.base import Ids, Index, Item
 from finesight.search.image_files import item_file
 
 THRESHOLD = 0.98  # cosine

@@ -19,8 +19,9 @@ from typing import IO, Any, Self
 import numpy as np
 
 from finesight.errors import FineSightError
+from finesight.features.types import Floats
 from finesight.search import structures
-from finesight.search.base import Floats, Ids, Index, IndexMeta, Item, Known, NewItems
+from finesight.search.base import Ids, Index, IndexMeta, Item, Known, NewItems
 from finesight.search.fitting import EXACT_NUMBERS, GRAPH_BYTES, RECALL, fitted
 from finesight.search.index_folder import ENCODER, ITEMS, make_folder, only_writer, read_meta, sync, writing
 from finesight.search.item_store import Catalogue, Changes, State, Structure

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from finesight.features.embedder import open_engine
 from finesight.features.preprocess import Picture
-from finesight.search.base import Box, Hit
+from finesight.features.types import Box
+from finesight.search.base import Hit
 from finesight.search.engines import open_index as find_index
+from finesight.search.open_embedder import open_engine
 from finesight.search.searcher import Searcher
 
 

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from finesight.features.types import Floats
 from finesight.search import structures
-from finesight.search.base import Floats, IndexMeta, Item
+from finesight.search.base import IndexMeta, Item
 from finesight.search.image_files import path_id
 from finesight.search.milvus_client import Address, pymilvus
 

@@ -20,8 +20,9 @@ from pydantic import ValidationError
 
 from finesight.errors import FineSightError
 from finesight.features.embedder import encoder_home, fingerprint
+from finesight.features.types import Floats
 from finesight.search import structures
-from finesight.search.base import Floats, Ids, Index, IndexMeta, Item, Known, NewItems
+from finesight.search.base import Ids, Index, IndexMeta, Item, Known, NewItems
 from finesight.search.fitting import AIM, RECALL, SAMPLE, K
 from finesight.search.image_files import path_id
 from finesight.search.milvus_client import Address, connections, explained

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.search.base import Floats, Ids
+from finesight.features.types import Floats
+from finesight.search.base import Ids
 
 ROWS = 8192  # read at a time
 SCORES = 1 << 24  # of queries × rows kept at a time

@@ -10,10 +10,12 @@ from pathlib import Path
 import numpy as np
 
 from finesight.errors import FineSightError, SkipImage
-from finesight.features.embedder import require_same, unit
+from finesight.features.embedder import unit
 from finesight.features.preprocess import Picture, checked_box, picture_view
-from finesight.search.base import Box, Engine, Floats, Hit, Ids, Index, Look, View
+from finesight.features.types import Box, Engine, Floats, Look, View
+from finesight.search.base import Hit, Ids, Index
 from finesight.search.image_files import item_file
+from finesight.search.open_embedder import require_same
 
 POOL, LEAST_POOL, MOST_POOL = 5, 50, 1000  # candidates for a varied answer: so many for each hit, within these limits
 MOST = 10_000  # hits of one search

@@ -13,7 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.search.base import Floats, Ids
+from finesight.features.types import Floats
+from finesight.search.base import Ids
 from finesight.search.item_store import Structure
 from finesight.search.nearest import scan
 

@@ -15,12 +15,12 @@ from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
-from finesight import __version__
 from finesight.errors import FineSightError
 from finesight.server.guard import Access, Guard
 from finesight.server.parameters import words
 from finesight.server.routes import router
 from finesight.server.service import Service
+from finesight.version import __version__
 
 PAGE = Path(__file__).resolve().parent / "page"
 DOCS = Path(__file__).resolve().parent / "docs"

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from fastapi import HTTPException
 
-from finesight.search.base import Floats, View
+from finesight.features.types import Floats, View
 from finesight.server import schemas
 from finesight.server.images import overlay
 from finesight.server.parameters import ExplainOptions, box_of

@@ -17,7 +17,7 @@ from PIL import Image
 
 from finesight.data.decode import FORMATS, UnreachableFile, read_sized
 from finesight.errors import SkipImage
-from finesight.search.base import Floats
+from finesight.features.types import Floats
 
 THUMB, LARGE = 320, 1600  # longest sides
 QUALITY = 85

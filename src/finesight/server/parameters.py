@@ -10,7 +10,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 
 from finesight.errors import FineSightError
 from finesight.features.preprocess import parsed_box
-from finesight.search.base import Box
+from finesight.features.types import Box
 
 ITEM = "^[0-9]{1,16}$"
 ITEM_OR_QUERY = "^([0-9]{1,16}|q[0-9a-f]{16})$"

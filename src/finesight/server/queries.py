@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from finesight.search.base import Box, Look
+from finesight.features.types import Box, Look
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,8 @@ from typing import IO
 from fastapi import HTTPException
 
 from finesight.features.preprocess import centre_box, picture_view
-from finesight.search.base import Box, Floats, Index, Item, View
+from finesight.features.types import Box, Floats, View
+from finesight.search.base import Index, Item
 from finesight.server import schemas
 from finesight.server.images import THUMB, checked, impatient, in_words, jpeg
 from finesight.server.limits import Limits

@@ -12,9 +12,11 @@ from pathlib import Path
 from urllib.parse import quote
 
 from finesight.errors import FineSightError
+from finesight.features.types import Engine
 from finesight.io.console import console
-from finesight.search.base import Engine, Index
-from finesight.search.build import skipped_file, update_index
+from finesight.io.progress import phase_bar
+from finesight.search.base import Index
+from finesight.search.build import PHASES, skipped_file, update_index
 from finesight.search.engines import open_index
 from finesight.server.app import create_app
 from finesight.server.guard import Access, is_loopback
@@ -79,10 +81,9 @@ def update_job(
     where: str, engine: Engine, folder: str | Path, run: Path, *, workers: int | None = None, progress: bool = True
 ) -> Job:
     """Brings the index in ``where`` up to date with its folder, by a connection of its own: searching goes on."""
-    from finesight.cli.index import bars
 
     def work(job: Job) -> None:
-        with closing(open_index(where)) as index, bars(progress) as bar:
+        with closing(open_index(where)) as index, phase_bar(PHASES, progress) as bar:
 
             def tell(phase: str, done: int, total: int) -> None:
                 job.tell(phase, done, total)

@@ -15,10 +15,10 @@ from pathlib import Path
 import numpy as np
 from fastapi import HTTPException
 
-from finesight import __version__
 from finesight.data.store import default_cache_dir
 from finesight.errors import FineSightError
-from finesight.search.base import Box, Engine, Floats, Index
+from finesight.features.types import Box, Engine, Floats
+from finesight.search.base import Index
 from finesight.search.searcher import Searcher
 from finesight.server import schemas
 from finesight.server.groups import Remembered
@@ -29,6 +29,7 @@ from finesight.server.queries import Queries, Query, new_id
 from finesight.server.queries_and_items import Subject, Subjects, box_model, name_of, printable, rows, view_of
 from finesight.server.thumbs import Thumbs
 from finesight.server.upload import Upload
+from finesight.version import __version__
 
 FACTS_SECONDS = 2.0  # facts are read anew no more often
 LISTING_SECONDS = 10.0

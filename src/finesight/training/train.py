@@ -21,7 +21,6 @@ from finesight.data.cache import DecodedCache, cache_side, open_cache, write_ski
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.retrieval import retrieval
-from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
 from finesight.io.console import console
 from finesight.methods.recipes import recipe
@@ -37,7 +36,6 @@ from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import encoder_of, save_encoder, save_frozen
 
 Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
-REPORT_IMAGES = 64  # the report picks its pictures among these
 VALIDATION_NAMES = ("val_rank1", "val_mAP")
 LOGGED = ("loss", "objective", "embedding_spread", "effective_rank", "lr")
 LOGGED_RATIONALE = ("kl", "kl_target_uniform", "kl_attention_uniform", "mask_entropy")
@@ -47,7 +45,7 @@ def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, 
     """Train as configured into ``out``; the same call continues an unfinished run."""
     config, runtime = config.located(), runtime or RuntimeConfig()
     run = RunFolder(out)
-    main = _is_main_process()
+    main = is_main_process()
     console.quiet = not main
     with run.locked() if main else contextlib.nullcontext():
         if main:
@@ -60,21 +58,6 @@ def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, 
             _fit(config, runtime, run, cache, images, held_out)
         elif main:
             save_frozen(config, run)
-    return run
-
-
-def train_and_report(
-    config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False
-) -> RunFolder:
-    """``train``, then the report of what was learnt."""
-    runtime = runtime or RuntimeConfig()
-    run = train(config, out, runtime, restart=restart)
-    if _is_main_process() and not run.report.exists():
-        from finesight.report.run_report import write_run_report
-
-        cache, _, _ = prepare_data(config, runtime)
-        few = np.linspace(0, len(cache) - 1, min(REPORT_IMAGES, len(cache))).round().astype(np.int64)
-        write_run_report(run, Encoder.load(run.encoder), None, encoder_cache(config, runtime, cache, few))
     return run
 
 
@@ -314,6 +297,6 @@ def _validator(
     return validate
 
 
-def _is_main_process() -> bool:
+def is_main_process() -> bool:
     """Lightning starts the other processes of a run by the same command, with these variables set."""
     return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"

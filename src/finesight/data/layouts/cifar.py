@@ -29,7 +29,7 @@ from finesight.data.layouts.cifar_pickle import MAX_BYTES, read_pickle
 from finesight.data.sources import ImageSource
 from finesight.data.store import locked
 from finesight.errors import FineSightError
-from finesight.io.console import track
+from finesight.io.progress import track
 
 SIDE = 32
 _BYTES = 3 * SIDE * SIDE
