@@ -98,4 +98,6 @@ class Registry(Mapping[str, T], Generic[T]):
             try:
                 entry.load()
             except Exception as error:  # a plug-in may fail in any way; the message says whose fault it is
-                raise FineSightError(f"The {self.kind} plug-in {entry.name!r} ({entry.value}) fails: {error}") from error
+                raise FineSightError(
+                    f"The {self.kind} plug-in {entry.name!r} ({entry.value}) fails: {error}"
+                ) from error

@@ -20,3 +20,4 @@ CacheDir = Annotated[Path | None, typer.Option(help="Where decoded images are ke
 Workers = Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]

@@ -1,0 +1,32 @@
+"""``finesight embed``: parse, call, print. Heavy imports live inside the functions, so that --help is quick."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from finesight.cli.options import CacheDir, PoolingOption, Quiet, Run, Workers
+
+
+def embed(
+    run: Run,
+    images: Annotated[str, typer.Argument(help="A folder of images or a list of paths.")],
+    out: Annotated[Path, typer.Option("--out", "-o", help="features.npz, .parquet or .csv")],
+    pooling: PoolingOption = None,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Write the feature of every image, with its path, in a stable order."""
+    from finesight import api
+    from finesight.features.writing import check_output, embed_images
+    from finesight.io.console import console
+
+    check_output(out)
+    name: Any = None if pooling is None else str(pooling)
+    written, skipped = embed_images(
+        api.load(run), images, out, pooling=name, cache_dir=cache_dir, workers=workers, progress=not quiet
+    )
+    console.print(f"{written} features in {out}" + (f"; {skipped} files were skipped" if skipped else ""))

@@ -1,0 +1,129 @@
+"""``finesight train``: parse, call, print. Heavy imports live inside the functions, so that --help is quick."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from finesight.cli.options import CacheDir, Quiet, Workers
+from finesight.cli.settings import assignments, parsed
+from finesight.errors import FineSightError
+
+Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
+
+
+def train(
+    out: Annotated[Path, typer.Option(help="The run folder. The same command continues what is in it.")],
+    data: Annotated[str | None, typer.Option(help="A folder of images, a list of paths, or CUB_200_2011.")] = None,
+    method: Annotated[
+        str | None, typer.Option(help="lcr, moco-v2, byol …: see `finesight methods`.  [default: lcr]")
+    ] = None,
+    rationale: Annotated[
+        bool | None, typer.Option(help="Learn the rationale beside the method.  [default: as the method has it]")
+    ] = None,
+    reading: Annotated[Reading | None, typer.Option(help="How the rationale is read (docs/readings.md).")] = None,
+    backbone: Annotated[str | None, typer.Option(help="Any convolutional timm model.  [default: resnet50]")] = None,
+    weights: Annotated[
+        str | None, typer.Option(help="imagenet, random, or a weight file.  [default: imagenet]")
+    ] = None,
+    resolution: Annotated[int | None, typer.Option(help="Pixels of a view.  [default: 224]")] = None,
+    test_resolution: Annotated[int | None, typer.Option(help="Pixels at test time.  [default: as in training]")] = None,
+    output_stride: Annotated[
+        int | None, typer.Option(help="8, 16 or 32; 16 gives 7×7 at 112 px.  [default: 32]")
+    ] = None,
+    stride_in_1x1: Annotated[
+        bool | None, typer.Option(help="ResNets with caffe strides.  [default: what the weight file says]")
+    ] = None,
+    freeze: Annotated[int | None, typer.Option(help="0 nothing, 1 the stem, 2 and stage 1, …")] = None,
+    epochs: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
+    batch: Annotated[int | None, typer.Option(help="Images a step, over all devices.  [default: 128]")] = None,
+    queue: Annotated[str | None, typer.Option(help="Past keys that serve as negatives, or auto.")] = None,
+    projections: Annotated[int | None, typer.Option(help="K, the filters of the rationale.  [default: 32]")] = None,
+    lr: Annotated[float | None, typer.Option(help="[default: 0.03]")] = None,
+    clip: Annotated[float | None, typer.Option(help="Largest gradient norm.")] = None,
+    accumulate: Annotated[int | None, typer.Option(help="Batches per optimiser step.  [default: 1]")] = None,
+    seed: Annotated[int | None, typer.Option(help="[default: 0]")] = None,
+    limit_images: Annotated[int | None, typer.Option(help="Train on a random part of the images.")] = None,
+    limit_classes: Annotated[int | None, typer.Option(help="Train on the first classes of a labelled source.")] = None,
+    config: Annotated[Path | None, typer.Option(help="A YAML file of settings; options given here win.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as views.blur=0.5.")] = None,
+    restart: Annotated[bool, typer.Option("--restart", help="Begin anew, dropping what is in the run folder.")] = False,
+    show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and stop.")] = False,
+    devices: Annotated[int, typer.Option(min=1, help="Devices per machine; several train in parallel (DDP).")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
+    precision: Annotated[str, typer.Option(help="auto, 32, 16 or bf16.")] = "auto",
+    checkpoint_minutes: Annotated[float, typer.Option(help="Time between checkpoints.")] = 2.0,
+    log_every: Annotated[int, typer.Option(help="Steps between rows of metrics.csv.")] = 10,
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """Learn features from a folder of images. Run the same command again to continue."""
+    from finesight.training.config import build_config, dotted, read_yaml
+
+    flags = {
+        "data": data,
+        "method": method,
+        **_rationale_flags(rationale, reading, projections),
+        "backbone.name": backbone,
+        "backbone.weights": weights,
+        "backbone.output_stride": output_stride,
+        "backbone.stride_in_1x1": stride_in_1x1,
+        "backbone.freeze": freeze,
+        "views.resolution": resolution,
+        "test_resolution": test_resolution,
+        "objective.queue": None if queue is None else parsed(queue),
+        "optim.lr": lr,
+        "optim.clip": clip,
+        "optim.accumulate": accumulate,
+        "epochs": epochs,
+        "batch": batch,
+        "seed": seed,
+        "limit_images": limit_images,
+        "limit_classes": limit_classes,
+    }
+    given = {key: value for key, value in flags.items() if value is not None}
+    file = read_yaml(config) if config is not None else {}
+    merged = build_config({**dotted(file), **given, **assignments(settings or [])})
+    if show_config:
+        import yaml
+
+        print(yaml.safe_dump(merged.model_dump(mode="json"), sort_keys=False), end="")
+        return
+    runtime = _runtime(
+        devices=devices,
+        nodes=nodes,
+        accelerator=accelerator,
+        precision=precision,
+        checkpoint_minutes=checkpoint_minutes,
+        log_every=log_every,
+        cache_dir=cache_dir,
+        workers=workers,
+        progress=not quiet,
+    )
+    from finesight.io.console import console
+    from finesight.report.train import train_and_report
+
+    run = train_and_report(merged, out, runtime, restart=restart)
+    console.print(f"The encoder is in {run.encoder}, the report is {run.report}.")
+
+
+def _rationale_flags(wanted: bool | None, reading: Reading | None, projections: int | None) -> dict[str, Any]:
+    """A reading asks for the rationale too; without either, the method decides."""
+    if wanted is False:
+        if reading is not None or projections is not None:
+            raise FineSightError("--no-rationale leaves nothing that --reading or --projections could set.")
+        return {"rationale": False}
+    if wanted and reading is None:
+        reading = Reading("finesight")
+    return {"rationale.reading": None if reading is None else str(reading), "rationale.projections": projections}
+
+
+def _runtime(**values: Any) -> Any:
+    from finesight.training.config import RuntimeConfig, validated
+
+    return validated(RuntimeConfig, **values)
