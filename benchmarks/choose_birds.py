@@ -44,15 +44,15 @@ POWERS = (1.0, 2.0, 3.0, 4.0)
 SHARES = (0.0, 0.5)
 HELD: dict[str, Any] = {**profile("cpu-50").settings, "initial_share": 0.0}
 GENTLE: dict[str, Any] = {**HELD, "optim.backbone_share": 0.1}
-COLOURS: dict[str, Any] = {**GENTLE, "views.saturation": 0.4, "views.hue": 0.1, "views.grey": 0.2}
+COLORS: dict[str, Any] = {**GENTLE, "views.saturation": 0.4, "views.hue": 0.1, "views.gray": 0.2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "chosen": HELD,
     "gentle": GENTLE,
-    "moco-colours": COLOURS,
-    "moco-colours-160px": {**COLOURS, "views.resolution": 160, "epochs": 5},
+    "moco-colours": COLORS,
+    "moco-colours-160px": {**COLORS, "views.resolution": 160, "epochs": 5},
     # φ of 7 × 7 at 112 px by an undilated last stage, no waiting, one rate for head and backbone
     "moco-colours-112px-stride16": {
-        **COLOURS,
+        **COLORS,
         "views.resolution": 112,
         "backbone.output_stride": 16,
         "backbone.dilate": False,

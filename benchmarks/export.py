@@ -25,7 +25,7 @@ import torch
 from finesight.api import frozen
 from finesight.data.sources import open_source
 from finesight.export.onnx import export_onnx
-from finesight.export.quantise import compared, quantise
+from finesight.export.quantize import compared, quantize
 from finesight.export.verify import reference
 from finesight.features.onnx_names import ATTENTION, AVERAGE, FEATURE, IMAGES
 from finesight.features.onnx_runtime import needed, session
@@ -80,7 +80,7 @@ def main() -> None:
         encoder.save(run / "encoder")
         fp32, int8 = run / "model.onnx", run / "model.int8.onnx"
         whole = export_onnx(run, fp32)
-        small = quantise(fp32, int8, options.data, limit=options.images)
+        small = quantize(fp32, int8, options.data, limit=options.images)
         outputs, seconds = rounds(encoder, {"onnx fp32": fp32, "onnx int8": int8}, views, options.threads)
     times = {name: np.array(values) for name, values in seconds.items()}
     result = {

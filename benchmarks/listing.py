@@ -96,10 +96,10 @@ def peak_mb() -> float:
 
 
 def measure_here(place: Path) -> dict[str, Any]:
-    from finesight.data.layouts.catalog import recognised
+    from finesight.data.layouts.catalog import recognized
     from finesight.data.sources import open_source
 
-    recognised(place.parent)  # imports what opening imports
+    recognized(place.parent)  # imports what opening imports
     began = time.process_time()
     bare(place)
     plain = time.process_time() - began

@@ -13,8 +13,8 @@ memory          the peak of memory that the writer of an index takes for a quart
 embedding       one picture through ``TorchEngine`` (its view to features and mask) and through the bare backbone, in
                 turns, for the ratio of the medians.
 
-Vectors are of length 1 around random centres, with a spectrum that falls as that of features does: coordinate i has a
-spread of (i + 1)^-0.5, of the centres and, half as wide, within each.
+Vectors are of length 1 around random centers, with a spectrum that falls as that of features does: coordinate i has a
+spread of (i + 1)^-0.5, of the centers and, half as wide, within each.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from finesight.search.base import IndexMeta, Item, NewItems
 from finesight.search.engines import create_index
 from finesight.search.image_files import path_id
 
-DIMENSION, CENTRES, BATCH, SPACE = 2048, 2000, 1000, "average"
+DIMENSION, CENTERS, BATCH, SPACE = 2048, 2000, 1000, "average"
 SERVE = "import typer; from finesight.cli.serve import serve; typer.run(serve)"
 LEAST_TRUE = 1e-6  # scores that differ by less are equal
 
@@ -53,11 +53,11 @@ def gallery(rows: int, seed: int = 0) -> Iterator[np.ndarray]:
     """(BATCH, D) at a time, the same for the same seed."""
     random = np.random.default_rng(seed)
     spread = (np.arange(DIMENSION, dtype=np.float32) + 1) ** -0.5
-    centres = random.standard_normal((CENTRES, DIMENSION), np.float32) * spread
+    centers = random.standard_normal((CENTERS, DIMENSION), np.float32) * spread
     for start in range(0, rows, BATCH):
         count = min(BATCH, rows - start)
         vectors = random.standard_normal((count, DIMENSION), np.float32) * spread * 0.5
-        vectors += centres[random.integers(0, CENTRES, count)]
+        vectors += centers[random.integers(0, CENTERS, count)]
         yield vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 

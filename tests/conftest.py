@@ -45,7 +45,7 @@ def birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def unlabelled(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def unlabeled(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """24 of the same images in one flat folder, and two files that are none."""
     root = tmp_path_factory.mktemp("data") / "flat"
     root.mkdir()

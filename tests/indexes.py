@@ -47,7 +47,7 @@ def meta(root: Path | str = "/nowhere", dimension: int = DIMENSION) -> IndexMeta
 
 
 def units(rows: int, dimension: int = DIMENSION, seed: int = 0, clusters: int = 0) -> Array:
-    """Unit vectors, loosely around ``clusters`` centres if any are asked for."""
+    """Unit vectors, loosely around ``clusters`` centers if any are asked for."""
     random = np.random.default_rng(seed)
     vectors = random.standard_normal((rows, dimension))
     if clusters:

@@ -16,8 +16,8 @@ def decode(png: bytes) -> Pixels:
     return np.asarray(image.convert("RGB"))
 
 
-def count(pixels: Pixels, colour: str) -> int:
-    wanted = np.rint(np.array(to_rgb(colour)) * 255)
+def count(pixels: Pixels, color: str) -> int:
+    wanted = np.rint(np.array(to_rgb(color)) * 255)
     return int((pixels == wanted).all(-1).sum())
 
 

@@ -31,7 +31,7 @@ def train(
 
 
 def evaluate(encoder: Encoder | str | Path, data: str | Path, **options: Any) -> Evaluation:
-    """Retrieval, linear probe and localisation; see ``finesight.evaluation.evaluate``."""
+    """Retrieval, linear probe and localization; see ``finesight.evaluation.evaluate``."""
     return evaluate_encoder(encoder if isinstance(encoder, Encoder) else load(encoder), data, **options)
 
 

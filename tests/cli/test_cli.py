@@ -57,13 +57,13 @@ def test_show_config_merges_file_flags_and_set(tmp_path: Path) -> None:
     """Flags win over the file, --set over both; the output is a file that gives the same again."""
     file = tmp_path / "settings.yaml"
     file.write_text(
-        "data: somewhere\nmethod: lcr\nepochs: 7\nviews:\n  blur: 0.1\n  grey: 0.3\nrationale:\n  tau: 0.9\n"
+        "data: somewhere\nmethod: lcr\nepochs: 7\nviews:\n  blur: 0.1\n  gray: 0.3\nrationale:\n  tau: 0.9\n"
     )
-    options = ("--epochs", "8", "--resolution", "64", "--set", "views.grey=0", "--set", "rationale.tau=0.5")
+    options = ("--epochs", "8", "--resolution", "64", "--set", "views.gray=0", "--set", "rationale.tau=0.5")
     shown = succeeded(command("train", "--out", tmp_path / "x", "--config", file, *options, "--show-config")).out
     config = yaml.safe_load(shown)
     assert (config["epochs"], config["data"]) == (8, "somewhere")
-    assert (config["views"]["blur"], config["views"]["grey"], config["views"]["resolution"]) == (0.1, 0, 64)
+    assert (config["views"]["blur"], config["views"]["gray"], config["views"]["resolution"]) == (0.1, 0, 64)
     assert config["rationale"]["tau"] == 0.5
     assert not (tmp_path / "x").exists()
     (tmp_path / "again.yaml").write_text(shown)
@@ -99,8 +99,8 @@ def test_methods_are_listed_one_a_line_with_the_papers_row() -> None:
     assert told["byol-lcr"] == {**vars(RECIPES["byol-lcr"])}
 
 
-def test_learning_from_labels_needs_some(unlabelled: Path, tmp_path: Path) -> None:
-    done = command("train", "--data", unlabelled, "--out", tmp_path / "run", *PLAIN, "--method", "supervised")
+def test_learning_from_labels_needs_some(unlabeled: Path, tmp_path: Path) -> None:
+    done = command("train", "--data", unlabeled, "--out", tmp_path / "run", *PLAIN, "--method", "supervised")
     refused(done, "learns from labels", "has none")
 
 

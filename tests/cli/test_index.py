@@ -43,8 +43,8 @@ def run(tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def folder(unlabelled: Path, tmp_path: Path) -> Path:
-    return Path(shutil.copytree(unlabelled, tmp_path / "photos"))
+def folder(unlabeled: Path, tmp_path: Path) -> Path:
+    return Path(shutil.copytree(unlabeled, tmp_path / "photos"))
 
 
 def test_index_then_search(run: Path, folder: Path, tmp_path: Path) -> None:
@@ -80,7 +80,7 @@ def test_what_goes_wrong_is_said(run: Path, folder: Path, tmp_path: Path) -> Non
     assert "does not exist" in failed("index", run, tmp_path / "missing")
     ran("index", run, folder, "--index", tmp_path / "index", "--quiet")
     assert "cannot be used" in failed("search", tmp_path / "index", folder / "notes.txt")
-    assert "cannot be searched by" in failed("search", tmp_path / "index", query, "--by", "colour")
+    assert "cannot be searched by" in failed("search", tmp_path / "index", query, "--by", "color")
     assert "four numbers" in failed("search", tmp_path / "index", query, "--box", "1,2")
     assert "--model is for" in failed("search", tmp_path / "index", query, "--model", "a.onnx")
     other = small_encoder(tmp_path / "other", seed=3)

@@ -245,7 +245,7 @@ def test_a_file_nobody_may_read_is_not_called_damaged(data: Path, no_access: Cal
 
 
 @pytest.mark.parametrize("above", [True, False])
-def test_the_layout_is_recognised(data: Path, above: bool) -> None:
+def test_the_layout_is_recognized(data: Path, above: bool) -> None:
     found = open_source(data.parent if above else data)
     assert (found.kind, found.trim) == ("aircraft", BANNER)
     assert facts(found) == facts(open_aircraft(data))

@@ -99,7 +99,7 @@ def test_pixels_are_pillows_antialiased_bilinear(picture, size: tuple[int, int])
 
 
 def test_a_panorama_keeps_its_middle(tmp_path: Path) -> None:
-    stripes = np.repeat(np.arange(100, dtype=np.uint8), 16)  # 1600 columns, 100 grey values
+    stripes = np.repeat(np.arange(100, dtype=np.uint8), 16)  # 1600 columns, 100 gray values
     Image.fromarray(np.tile(stripes, (64, 1))).save(tmp_path / "p.png")
     pixels, geometry = read_cached(tmp_path / "p.png", 64)
     assert geometry.crop == (704, 0, 192, 64)
@@ -319,7 +319,7 @@ def test_boxes_follow_their_image(folder: Path, opened) -> None:
 
 
 def loop_box(box: np.ndarray, original: tuple[int, int]) -> list[float]:
-    """Each corner by hand: centre crop to 3:1, scale the short side to SIDE, clip."""
+    """Each corner by hand: center crop to 3:1, scale the short side to SIDE, clip."""
     scale = SIDE / min(original)
     starts, ends = [], []
     for axis in (0, 1):

@@ -314,7 +314,7 @@ def test_a_file_nobody_may_read_is_not_called_damaged(two: Path, no_access: Call
         open_cars(two)
 
 
-def test_the_layout_is_recognised(two: Path) -> None:
+def test_the_layout_is_recognized(two: Path) -> None:
     found = open_source(two)
     assert found.kind == "cars"
     assert found.paths.tolist() == open_cars(two).paths.tolist()

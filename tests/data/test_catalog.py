@@ -8,7 +8,7 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from finesight.cli.datasets import datasets_app
-from finesight.data.layouts.catalog import DATASETS, NAMES, Form, last_part, located, open_as, recognised, split_name
+from finesight.data.layouts.catalog import DATASETS, NAMES, Form, last_part, located, open_as, recognized, split_name
 from finesight.data.layouts.official import OFFICIAL, verify
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
@@ -105,7 +105,7 @@ def test_paths_are_located_behind_the_name(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.parametrize("name", NAMES)
 def test_a_plain_folder_is_none_of_them(name: str, tmp_path: Path, picture: Callable[..., Path]) -> None:
     picture("a.jpg")
-    assert recognised(tmp_path) is None
+    assert recognized(tmp_path) is None
     message = error(f"{name}:{tmp_path}")
     assert message.startswith(f"{tmp_path} is not ")
     needed = DATASETS[name].forms[0].needed if name in DATASETS else [("lookalikes.json", "")]
@@ -140,7 +140,7 @@ def test_a_file_is_no_dataset(tmp_path: Path, picture: Callable[..., Path]) -> N
 
 
 def test_drawn_birds_by_name(birds: Path) -> None:
-    assert open_source(f"lookalikes:{birds}").kind == recognised(birds) == "lookalikes"
+    assert open_source(f"lookalikes:{birds}").kind == recognized(birds) == "lookalikes"
 
 
 def test_a_name_decides_what_a_tree_is(linked: Path) -> None:

@@ -242,7 +242,7 @@ def test_arrays_by_columns(python: Path, protocol: int) -> None:
 
 @pytest.mark.parametrize("form", ["python", "binary"])
 @pytest.mark.parametrize("above", [True, False])
-def test_the_layout_is_recognised(form: str, above: bool, request: pytest.FixtureRequest) -> None:
+def test_the_layout_is_recognized(form: str, above: bool, request: pytest.FixtureRequest) -> None:
     root: Path = request.getfixturevalue(form)
     found = open_source(root.parent if above else root)
     assert found.root == opened(root).root

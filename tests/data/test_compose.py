@@ -11,7 +11,7 @@ from torch import Tensor
 from finesight.data import compose, views
 from finesight.data.compose import (
     BACKDROP,
-    GREY,
+    GRAY,
     TEXTURE,
     PasteParams,
     background_of,
@@ -100,7 +100,7 @@ def test_crop_maps_show_what_the_view_shows() -> None:
 
 
 def inside(length: int, resolution: int) -> Tensor:
-    """Output pixels between the centres of the crop's first and last pixel."""
+    """Output pixels between the centers of the crop's first and last pixel."""
     position = (torch.arange(resolution) + 0.5) * length / resolution - 0.5
     return (position >= 0) & (position <= length - 1)
 
@@ -141,7 +141,7 @@ def test_chances_and_kinds(probability: float, kinds: tuple[float, float, float]
 
 
 @pytest.mark.parametrize("probability", [0.0, 1.0])
-@pytest.mark.parametrize("kind", [BACKDROP, GREY, TEXTURE])
+@pytest.mark.parametrize("kind", [BACKDROP, GRAY, TEXTURE])
 def test_never_always_and_one_kind_only(probability: float, kind: int) -> None:
     weights = [0.0, 0.0, 0.0]
     weights[kind] = 0.1
@@ -268,7 +268,7 @@ def behind(params: PasteParams, i: int, backdrops: Tensor, backdrop_alpha: Tenso
     side = backdrops.shape[-1]
     if params.kind[i] == BACKDROP:
         return reference.background(backdrops[i].double().numpy(), backdrop_alpha[i].double().numpy())
-    if params.kind[i] == GREY:
+    if params.kind[i] == GRAY:
         return np.full((3, side, side), params.level[i].item())
     return reference.texture(params.noise[i].double().numpy(), side)
 
@@ -288,7 +288,7 @@ def test_paste_equals_the_loop() -> None:
         assert not torch.equal(result, images[i])
 
 
-@pytest.mark.parametrize("kind", [BACKDROP, GREY, TEXTURE])
+@pytest.mark.parametrize("kind", [BACKDROP, GRAY, TEXTURE])
 def test_a_hard_mask_keeps_the_object_exactly(kind: int) -> None:
     images, alpha, backdrops, backdrop_alpha = scene(4)
     hard = (alpha > 0.5).float()
@@ -306,7 +306,7 @@ def test_never_pasting_changes_nothing_and_always_pasting_all() -> None:
     assert (found != images).flatten(1).any(1).all()
 
 
-def test_results_are_colours() -> None:
+def test_results_are_colors() -> None:
     images, alpha, backdrops, backdrop_alpha = scene(60)
     params = drawn(60)
     found = paste(images.round(), alpha, backdrops.round(), backdrop_alpha, replace(params, noise=params.noise.round()))

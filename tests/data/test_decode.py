@@ -42,7 +42,7 @@ def check(image: Image.Image, expected: np.ndarray, tolerance: int = 0) -> None:
 
 
 def quarters(pixels: np.ndarray) -> np.ndarray:
-    """(H, W, 3) -> (2, 2, 3): the colour in the middle of each quarter, away from JPEG's ringing edges."""
+    """(H, W, 3) -> (2, 2, 3): the color in the middle of each quarter, away from JPEG's ringing edges."""
     h, w = pixels.shape[:2]
     return pixels[np.ix_([h // 4, 3 * h // 4], [w // 4, 3 * w // 4])].astype(int)
 
@@ -82,7 +82,7 @@ def test_suffix_does_not_decide_the_format(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", ["a.gif", "a.webp", "a.png", "a.tif"])
 def test_first_frame_of_an_animation(tmp_path: Path, name: str) -> None:
-    frames = [Image.new("RGB", (20, 10), colour) for colour in ("red", "lime", "blue")]
+    frames = [Image.new("RGB", (20, 10), color) for color in ("red", "lime", "blue")]
     frames[0].save(
         tmp_path / name,
         save_all=True,
@@ -94,8 +94,8 @@ def test_first_frame_of_an_animation(tmp_path: Path, name: str) -> None:
     check(read_image(tmp_path / name), np.full((10, 20, 3), (255, 0, 0), np.uint8))
 
 
-@pytest.mark.parametrize("name", ["grey.png", "grey.bmp", "grey.tif", "grey.jpg", "grey.webp"])
-def test_grey(tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("name", ["gray.png", "gray.bmp", "gray.tif", "gray.jpg", "gray.webp"])
+def test_gray(tmp_path: Path, name: str) -> None:
     ramp = np.tile(np.linspace(0, 255, 64).astype(np.uint8), (16, 1))
     Image.fromarray(ramp).save(tmp_path / name, **{"lossless": True} if "webp" in name else {})
     check(read_image(tmp_path / name), np.repeat(ramp[:, :, None], 3, axis=2), 2 if "jpg" in name else 0)
@@ -137,16 +137,16 @@ def test_gif_with_transparency(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("mode", "name"), [("RGBA", "a.png"), ("RGBA", "a.webp"), ("RGBA", "a.tif"), ("LA", "a.png")])
 def test_alpha_is_laid_on_white(tmp_path: Path, mode: str, name: str) -> None:
-    colour = scene() if mode == "RGBA" else np.repeat(scene()[:, :, :1], 3, axis=2)
+    color = scene() if mode == "RGBA" else np.repeat(scene()[:, :, :1], 3, axis=2)
     alpha = np.tile(np.linspace(0, 255, WIDTH).astype(np.uint8), (HEIGHT, 1))
-    bands = [*np.moveaxis(colour, 2, 0), alpha] if mode == "RGBA" else [colour[:, :, 0], alpha]
+    bands = [*np.moveaxis(color, 2, 0), alpha] if mode == "RGBA" else [color[:, :, 0], alpha]
     image = Image.merge(mode, [Image.fromarray(np.ascontiguousarray(band)) for band in bands])
     image.save(tmp_path / name, **{"lossless": True, "exact": True} if "webp" in name else {})
     share = alpha[:, :, None] / 255
-    check(read_image(tmp_path / name), np.rint(colour * share + 255 * (1 - share)), 1)
+    check(read_image(tmp_path / name), np.rint(color * share + 255 * (1 - share)), 1)
 
 
-def test_one_transparent_colour_of_a_png_without_alpha(tmp_path: Path) -> None:
+def test_one_transparent_color_of_a_png_without_alpha(tmp_path: Path) -> None:
     Image.fromarray(np.array([[[1, 2, 3], [9, 9, 9]]], np.uint8)).save(tmp_path / "t.png", transparency=(1, 2, 3))
     check(read_image(tmp_path / "t.png"), np.array([[(255, 255, 255), (9, 9, 9)]]))
 
@@ -159,7 +159,7 @@ def test_cmyk(tmp_path: Path, name: str, tolerance: int) -> None:
 
 
 @pytest.mark.parametrize("name", ["deep.png", "deep.tif"])
-def test_sixteen_bit_grey(tmp_path: Path, name: str) -> None:
+def test_sixteen_bit_gray(tmp_path: Path, name: str) -> None:
     deep = np.linspace(0, 65535, 300).astype(np.uint16).reshape(10, 30)
     Image.fromarray(deep).save(tmp_path / name)
     check(read_image(tmp_path / name), np.repeat((deep >> 8)[:, :, None], 3, axis=2))
@@ -175,7 +175,7 @@ def test_sixteen_bit_big_endian_tiff(tmp_path: Path) -> None:
     check(read_image(tmp_path / "be.tif"), np.array([[[0] * 3, [1] * 3, [128] * 3, [255] * 3]]))
 
 
-def test_sixteen_bit_colour_png(tmp_path: Path) -> None:
+def test_sixteen_bit_color_png(tmp_path: Path) -> None:
     deep = np.random.default_rng(1).integers(0, 65536, (5, 7, 3)).astype(">u2")
     rows = b"".join(b"\0" + row.tobytes() for row in deep)
     (tmp_path / "deep.png").write_bytes(png(7, 5, depth=16, data=zlib.compress(rows)))
@@ -276,7 +276,7 @@ def test_a_jpeg_is_decoded_small_but_never_too_small(tmp_path: Path) -> None:
 
 
 def png(width: int, height: int, depth: int = 8, data: bytes = b"") -> bytes:
-    """A colour PNG of any declared size."""
+    """A color PNG of any declared size."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
         return struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
@@ -389,12 +389,12 @@ def test_an_opened_picture_that_cannot_be_converted(tmp_path: Path) -> None:
 
 def test_masks(tmp_path: Path) -> None:
     truth = np.array([[0, 1, 1], [0, 0, 1]], bool)
-    grey = Image.fromarray(truth * np.uint8(3))
-    palette = grey.copy()
+    gray = Image.fromarray(truth * np.uint8(3))
+    palette = gray.copy()
     palette.putpalette([255, 255, 255] + [0, 0, 0] * 3)  # index 0 is drawn white and still means background
-    opaque = Image.merge("RGBA", [grey, grey, grey, Image.new("L", grey.size, 255)])
-    opaque_grey = Image.merge("LA", [grey, Image.new("L", grey.size, 255)])
-    for i, image in enumerate((grey, Image.fromarray(truth), palette, opaque, opaque_grey, grey.convert("RGB"))):
+    opaque = Image.merge("RGBA", [gray, gray, gray, Image.new("L", gray.size, 255)])
+    opaque_gray = Image.merge("LA", [gray, Image.new("L", gray.size, 255)])
+    for i, image in enumerate((gray, Image.fromarray(truth), palette, opaque, opaque_gray, gray.convert("RGB"))):
         image.save(tmp_path / f"{i}.png")
         np.testing.assert_array_equal(read_mask(tmp_path / f"{i}.png"), truth)
     with pytest.raises(SkipImage, match="no such file"):

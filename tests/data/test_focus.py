@@ -66,14 +66,14 @@ def test_a_constant_map_is_a_box_of_everything_and_the_others_keep_theirs(value:
 
 @pytest.mark.parametrize("cell", [(0, 0), (0, 6), (6, 0), (6, 6), (3, 0), (0, 2), (3, 4)])
 def test_a_single_hot_cell_is_boxed_with_the_pixels_its_slope_reaches(cell: tuple[int, int]) -> None:
-    """Between two cells a map falls evenly from 1 to 0: at 0.1 it is nine tenths of the way to the neighbour."""
+    """Between two cells a map falls evenly from 1 to 0: at 0.1 it is nine tenths of the way to the neighbor."""
     hot, resolution = torch.zeros(1, 7, 7), 7 * 32
     hot[0, cell[0], cell[1]] = 2.5
     top, left, bottom, right = (7 * boxes_of(hot, 0.1, resolution)[0]).tolist()  # in cells
     for place, low, high in ((cell[0], top, bottom), (cell[1], left, right)):
-        centre = place + 0.5
-        assert low == 0 if place == 0 else abs(low - (centre - 0.9)) < 1 / 32
-        assert high == 7 if place == 6 else abs(high - (centre + 0.9)) < 1 / 32
+        center = place + 0.5
+        assert low == 0 if place == 0 else abs(low - (center - 0.9)) < 1 / 32
+        assert high == 7 if place == 6 else abs(high - (center + 0.9)) < 1 / 32
 
 
 def test_the_box_holds_all_that_is_above_and_touches_it_on_every_side() -> None:
@@ -211,7 +211,7 @@ def test_every_crop_lies_in_its_image(scale: tuple[float, float], beta: float, k
     assert (left + width <= sizes[:, 1]).all()
 
 
-def test_centres_lie_in_the_box_where_the_crop_has_room_and_as_near_as_can_be_where_not() -> None:
+def test_centers_lie_in_the_box_where_the_crop_has_room_and_as_near_as_can_be_where_not() -> None:
     count = 4000
     sizes, boxes = 200 + random_sizes(count, 1, 100), random_boxes(count, 2)  # none so long that no crop fits
     crop = sample_params(ViewConfig(scale=(0.05, 0.5)), sizes, seeded(3), boxes, 0.6).crop.double()
@@ -219,11 +219,11 @@ def test_centres_lie_in_the_box_where_the_crop_has_room_and_as_near_as_can_be_wh
     for axis in range(2):
         size, extent, half = sizes[:, axis].double(), crop[:, 2 + axis], crop[:, 2 + axis] / 2
         low, high = boxes[:, axis].double() * size, boxes[:, 2 + axis].double() * size
-        centre = crop[:, axis] + half
+        center = crop[:, axis] + half
         room = (low >= half) & (high <= size - half)
         assert 0.1 < room.double().mean() < 0.9
-        assert ((centre >= low - 0.5 - 1e-9) & (centre <= high + 0.5 + 1e-9))[room].all()  # whole pixels
-        beyond = high <= half  # the whole box is nearer to the border than the crop's centre can be
+        assert ((center >= low - 0.5 - 1e-9) & (center <= high + 0.5 + 1e-9))[room].all()  # whole pixels
+        beyond = high <= half  # the whole box is nearer to the border than the crop's center can be
         assert beyond.any()
         assert (crop[:, axis] == 0)[beyond].all()
         behind = low >= size - half
@@ -248,8 +248,8 @@ def test_crops_of_a_view_are_beta_distributed_too(alpha: float) -> None:
         assert stats.kstest(shares.clip(0, 1), law.cdf).statistic < 0.05 + (alpha < 0.5) * 0.18  # pixels at the ends
 
 
-def test_an_image_whose_crop_never_fitted_stays_centred() -> None:
-    """All of the area in a ratio that a strip does not have: the largest centred crop, box or not."""
+def test_an_image_whose_crop_never_fitted_stays_centered() -> None:
+    """All of the area in a ratio that a strip does not have: the largest centered crop, box or not."""
     sizes = torch.tensor([[400, 20], [20, 400], [300, 10]]).repeat(50, 1)
     boxes = torch.tensor([[0.0, 0.0, 0.1, 0.1], [0.9, 0.9, 1.0, 1.0], list(EVERYTHING)]).repeat_interleave(50, 0)
     config = ViewConfig(scale=(1.0, 1.0))

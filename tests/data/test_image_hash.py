@@ -14,7 +14,7 @@ from reference import duplicates as reference
 
 
 def scene(seed: int, size: tuple[int, int] = (320, 240)) -> Image.Image:
-    """Blobs at several scales, within the middle grey levels: room to get brighter and darker."""
+    """Blobs at several scales, within the middle gray levels: room to get brighter and darker."""
     rng = np.random.default_rng(seed)
     layers = []
     for cells in (3, 6, 12, 40):
@@ -38,8 +38,8 @@ def hashed(image: Image.Image) -> int:
 def test_the_hash_against_scipy() -> None:
     for seed in range(20):
         image = scene(seed)
-        grey = image.convert("L").resize((32, 32), Image.Resampling.BILINEAR)
-        assert hashed(image) == reference.perceptual_hash(np.asarray(grey, np.float64))
+        gray = image.convert("L").resize((32, 32), Image.Resampling.BILINEAR)
+        assert hashed(image) == reference.perceptual_hash(np.asarray(gray, np.float64))
 
 
 CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
@@ -50,7 +50,7 @@ CHANGES: dict[str, Callable[[Image.Image], Image.Image]] = {
     "brighter": lambda image: ImageEnhance.Brightness(image).enhance(1.2),
     "darker": lambda image: ImageEnhance.Brightness(image).enhance(0.8),
     "contrast": lambda image: ImageEnhance.Contrast(image).enhance(1.2),
-    "grey": lambda image: image.convert("L").convert("RGB"),
+    "gray": lambda image: image.convert("L").convert("RGB"),
 }
 
 
@@ -87,13 +87,13 @@ def test_bits() -> None:
     assert bits(values[::2]).tolist() == [value.bit_count() for value in values[::2].tolist()]
 
 
-def crowd(rng: np.random.Generator, centres: int, each: int, flips: int) -> list[int]:
-    """Hashes around some centres, each with up to ``flips`` bits changed: many just within and just outside."""
+def crowd(rng: np.random.Generator, centers: int, each: int, flips: int) -> list[int]:
+    """Hashes around some centers, each with up to ``flips`` bits changed: many just within and just outside."""
     out = []
-    for centre in rng.integers(0, 2**64, centres, np.uint64, endpoint=False).tolist():
+    for center in rng.integers(0, 2**64, centers, np.uint64, endpoint=False).tolist():
         for _ in range(each):
             changed = rng.choice(64, rng.integers(0, flips + 1), replace=False)
-            out.append(centre ^ sum(1 << int(bit) for bit in changed))
+            out.append(center ^ sum(1 << int(bit) for bit in changed))
     return out
 
 

@@ -223,7 +223,7 @@ def test_lists_of_the_official_size_take_seconds(tmp_path: Path) -> None:
     assert source.classes[1] == "Birds/1"
 
 
-def test_the_layout_is_recognised(root: Path) -> None:
+def test_the_layout_is_recognized(root: Path) -> None:
     found = open_source(root)
     assert found.kind == "inat2019"
     assert found.paths.tolist() == open_inat(root).paths.tolist()

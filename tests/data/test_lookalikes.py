@@ -125,7 +125,7 @@ def test_a_damaged_manifest_is_an_error_that_says_so(tmp_path):
         open_lookalikes(tmp_path / "d")
 
 
-@pytest.mark.parametrize("bad", [{"species": 1}, {"species": 1000}, {"size": 8}, {"colour": 1}])
+@pytest.mark.parametrize("bad", [{"species": 1}, {"species": 1000}, {"size": 8}, {"color": 1}])
 def test_bad_settings_are_refused(bad):
     with pytest.raises(ValidationError):
         LookalikesConfig(**bad)

@@ -14,7 +14,7 @@ LINES = 1_000_000
 # Seconds of a bare walk (or of a csv reader over the lines) and of open_source, the growth of the peak in MB.
 MEASURE = """
 import csv, json, os, resource, sys, time
-from finesight.data.layouts.catalog import recognised
+from finesight.data.layouts.catalog import recognized
 from finesight.data.sources import open_source
 from pathlib import Path
 
@@ -34,7 +34,7 @@ def peak():  # not getrusage's where it can be helped: on Linux that begins with
         return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
-recognised(Path(sys.argv[1]).parent)  # imports what opening imports
+recognized(Path(sys.argv[1]).parent)  # imports what opening imports
 before, began = peak(), time.process_time()
 source = open_source(sys.argv[1])
 seconds, grown = time.process_time() - began, peak() - before

@@ -85,7 +85,7 @@ def test_counts(report: CheckReport, tree: Path) -> None:
     assert report.readable == report.images - 3
     assert report.kind == "splits"
     assert report.splits == {"test": 10, "train": report.images - 10}
-    assert report.unlabelled == 0
+    assert report.unlabeled == 0
     assert [entry.path for entry in report.left_out] == ["train/owl/notes.txt"]
 
 
@@ -167,12 +167,12 @@ def test_turned_by_its_tag_is_the_same_picture(tmp_path: Path) -> None:
     assert report.small == 2  # 90 px, below 92
 
 
-def test_flat_folder_without_labels(unlabelled: Path) -> None:
-    report = check_source(open_source(unlabelled), progress=False)
+def test_flat_folder_without_labels(unlabeled: Path) -> None:
+    report = check_source(open_source(unlabeled), progress=False)
     assert (report.kind, report.images, report.readable) == ("folder", 25, 24)
     assert report.classes is None
     assert report.splits is None
-    assert report.unlabelled is None
+    assert report.unlabeled is None
     assert not report.leaks
     assert not report.conflicts
     assert len(report.tiny) == 24

@@ -40,7 +40,7 @@ def random_images(*shape: int, seed: int = 0) -> Tensor:
         (0.01, 0.01, 0.01, (0.70, 0, 0)),
     ],
 )
-def test_lab_of_known_colours(red: float, green: float, blue: float, lab: tuple[float, ...]) -> None:
+def test_lab_of_known_colors(red: float, green: float, blue: float, lab: tuple[float, ...]) -> None:
     found = saliency._lab(torch.tensor([red, green, blue]).view(1, 3, 1, 1)).flatten()
     torch.testing.assert_close(found, torch.tensor(lab, dtype=torch.float32), atol=0.02, rtol=0)
 
@@ -119,14 +119,14 @@ def test_a_strip_that_lies_on_the_object_does_not_count() -> None:
 
 
 @pytest.mark.parametrize("widths", [(4, 4, 4, 4), (1, 9, 2, 3), (3, 3, 0, 0), (0, 0, 5, 0), (0, 0, 0, 0)])
-@pytest.mark.parametrize("grey", [0.0, 1.0])
-def test_a_frame_is_replaced_by_the_edge_of_its_picture(widths: tuple[int, ...], grey: float) -> None:
+@pytest.mark.parametrize("gray", [0.0, 1.0])
+def test_a_frame_is_replaced_by_the_edge_of_its_picture(widths: tuple[int, ...], gray: float) -> None:
     """Top, bottom, left, right; the picture begins past the line where frame and picture blend."""
     top, bottom, left, right = widths
     lab = saliency._lab(0.3 + 0.4 * random_images(2, 3, 64, 60))
     framed = lab.clone()
-    colour = saliency._lab(torch.full((1, 3, 1, 1), grey))[0]
-    framed[1, :, :top] = framed[1, :, 64 - bottom :] = framed[1, :, :, :left] = framed[1, :, :, 60 - right :] = colour
+    color = saliency._lab(torch.full((1, 3, 1, 1), gray))[0]
+    framed[1, :, :top] = framed[1, :, 64 - bottom :] = framed[1, :, :, :left] = framed[1, :, :, 60 - right :] = color
     found = saliency._unframed(framed)
     torch.testing.assert_close(found[0], lab[0])
     rows = np.clip(np.arange(64), top + 1 if top else 0, 62 - bottom if bottom else 63)
@@ -136,7 +136,7 @@ def test_a_frame_is_replaced_by_the_edge_of_its_picture(widths: tuple[int, ...],
 
 @pytest.mark.parametrize("size", [(64, 64), (11, 64), (64, 11), (12, 13), (1, 1)])
 def test_what_is_no_frame(size: tuple[int, int]) -> None:
-    """Noise, one colour, too wide a band, and a thing close to the border on a plain ground."""
+    """Noise, one color, too wide a band, and a thing close to the border on a plain ground."""
     height, width = size
     images = random_images(4, 3, *size)
     images[1:] = 0.2
@@ -536,7 +536,7 @@ def write_masks(folder: Path, source: ImageSource, suffix: str = ".png", zoom: i
 
 
 def squares(cache: DecodedCache) -> np.ndarray:
-    """The images themselves, grey: what their masks must look like here."""
+    """The images themselves, gray: what their masks must look like here."""
     return (saliency._squares(cache, np.arange(len(cache))).mean(1) * 255).numpy()
 
 
@@ -742,7 +742,7 @@ def test_real_birds(cub_root: Path, tmp_path: Path) -> None:
     maps, boxes = detected(cache, cache_dir=tmp_path, progress=False), object_squares(cache)
     ratio, auc = ratio_and_auc(maps, boxes)
     chosen = [i for i in range(len(cache)) if 0 < boxes[i].mean() < 1]
-    middle = saliency._centred(torch.ones(1, SIDE, SIDE))[0].numpy()
+    middle = saliency._centered(torch.ones(1, SIDE, SIDE))[0].numpy()
     parts, blob_parts = (
         float(np.mean([reference.auc(of(i), part_squares(cache, i), ~boxes[i]) for i in chosen]))
         for of in (lambda i: maps[i], lambda i: middle)
@@ -756,7 +756,7 @@ def test_real_birds(cub_root: Path, tmp_path: Path) -> None:
 
 
 def test_drawn_birds(tmp_path: Path) -> None:
-    """They are drawn to hide among leaves in their own colours, so less is asked."""
+    """They are drawn to hide among leaves in their own colors, so less is asked."""
     make_lookalikes(tmp_path / "drawn", LookalikesConfig(species=10, train_per_species=3, test_per_species=3))
     cache = open_cache(open_source(tmp_path / "drawn"), 74, cache_dir=tmp_path, progress=False)
     ratio, auc = ratio_and_auc(detected(cache, cache_dir=tmp_path, progress=False), object_squares(cache))

@@ -11,7 +11,7 @@ from PIL import Image
 from torch import Tensor
 
 from finesight.data.cache import DecodedCache, open_cache
-from finesight.data.compose import BACKDROP, GREY, PasteParams, crop_maps, sample_paste, usable
+from finesight.data.compose import BACKDROP, GRAY, PasteParams, crop_maps, sample_paste, usable
 from finesight.data.focus import NO_BOX
 from finesight.data.scene import Backdrop, Scene
 from finesight.data.sources import open_source
@@ -20,7 +20,7 @@ from finesight.training.batches import Batches
 from small import small_module
 
 SIDE = 24  # of the maps
-PLAIN: dict[str, Any] = {"jitter": 0.0, "grey": 0.0, "blur": 0.0, "mean": (0, 0, 0), "std": (1, 1, 1)}
+PLAIN: dict[str, Any] = {"jitter": 0.0, "gray": 0.0, "blur": 0.0, "mean": (0, 0, 0), "std": (1, 1, 1)}
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -92,7 +92,7 @@ def of_rank(scene: Scene, rows: slice) -> Scene:
 def test_without_maps_a_view_is_what_sample_and_apply_make(focused: bool) -> None:
     canvas, sizes = noise(9)
     boxes = random_boxes(9) if focused else None
-    kind = ViewConfig(resolution=16, solarise=0.3)
+    kind = ViewConfig(resolution=16, solarize=0.3)
     scene = Scene(canvas, sizes, slice(None), boxes=boxes, beta=0.6)
     generator, other = seeded(1), seeded(1)
     for _ in range(2):  # and the generator is left where it would have been
@@ -150,8 +150,8 @@ def test_the_fourth_channel_follows_crop_and_flip(height: int, width: int) -> No
     assert (bright - wrong).abs().mean() > 2 * (bright - alpha).abs().mean(), "had it not followed"
 
 
-def test_the_fourth_channel_is_the_cropped_map_in_every_bit_and_colours_leave_it_alone() -> None:
-    scene, kind = full_scene(9), ViewConfig(resolution=16, jitter=1.0, grey=0.5, blur=1.0, solarise=0.5)
+def test_the_fourth_channel_is_the_cropped_map_in_every_bit_and_colors_leave_it_alone() -> None:
+    scene, kind = full_scene(9), ViewConfig(resolution=16, jitter=1.0, gray=0.5, blur=1.0, solarize=0.5)
     params = sample_params(kind, scene.all_sizes, seeded(), scene.boxes, scene.beta)
     expected = crop_maps(scene.maps, scene.all_sizes, params.crop, params.flip, 16)
     assert torch.equal(scene.view(kind, seeded(), masked=True)[:, 3], expected)
@@ -188,12 +188,12 @@ def test_only_the_rows_drawn_for_it_are_pasted(probability: float) -> None:
 
 
 def test_an_object_is_pasted_on_its_own_backdrop() -> None:
-    """Backdrops of one colour each: what is not the object has that colour, the object keeps its own."""
+    """Backdrops of one color each: what is not the object has that color, the object keeps its own."""
     count = 16
     canvas, maps = bright_squares(count, 48, 48)
     sizes = torch.full((count, 2), 48)
-    colours = torch.randint(40, 200, (count, 3), generator=seeded(6), dtype=torch.uint8)
-    backdrop = Backdrop(colours[:, :, None, None].repeat(1, 1, 48, 48), sizes, torch.arange(count).roll(1))
+    colors = torch.randint(40, 200, (count, 3), generator=seeded(6), dtype=torch.uint8)
+    backdrop = Backdrop(colors[:, :, None, None].repeat(1, 1, 48, 48), sizes, torch.arange(count).roll(1))
     known = {"backdrop": backdrop, "backdrop_maps": random_maps(count)}
     scene = Scene(canvas, sizes, slice(None), maps=maps, **known)
     kind = ViewConfig(resolution=32, scale=(0.9, 1.0), paste=1.0, **PLAIN)
@@ -201,7 +201,7 @@ def test_an_object_is_pasted_on_its_own_backdrop() -> None:
     images, alpha = views[:, :3], views[:, 3:]
     params = sample_params(kind, sizes, seeded())
     cut = crop_resize_flip(canvas, params.crop, params.flip, 32)
-    expected = alpha * cut + (1 - alpha) * colours[:, :, None, None] / 255
+    expected = alpha * cut + (1 - alpha) * colors[:, :, None, None] / 255
     assert (drawn(scene, kind, seeded()).kind == BACKDROP).all()
     torch.testing.assert_close(images, expected, rtol=0, atol=1e-5)
 
@@ -238,7 +238,7 @@ def test_second_paste_is_that_of_the_second_view_alone(paste: float, second: flo
         changed = (scene.view(kind, seeded(), masked=True) != plain).flatten(1).any(1)
         assert changed.any() == bool(pasted)
         if pasted:
-            assert (drawn(scene, kind, seeded()).kind == GREY).all()
+            assert (drawn(scene, kind, seeded()).kind == GRAY).all()
             assert torch.equal(changed, usable(plain[:, 3]))
 
 
@@ -253,7 +253,7 @@ def test_what_the_ranks_make_of_their_shares_joins_to_what_one_process_makes(
 ) -> None:
     """Bit for bit, with pixels, maps and backdrops of its own images alone in each, for one view after the other."""
     scene = full_scene(12)
-    config = ViewConfig(resolution=16, solarise=0.2, paste=paste, backdrops=(2, 1, 1), local_crops=1)
+    config = ViewConfig(resolution=16, solarize=0.2, paste=paste, backdrops=(2, 1, 1), local_crops=1)
     generator = seeded(3)
     whole = [scene.view(kind, generator, masked=masked) for kind in config.kinds()]
     each = 12 // ranks
@@ -277,7 +277,7 @@ IMAGES = 19
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
-    """Pictures of different shapes, each of one colour that says which it is."""
+    """Pictures of different shapes, each of one color that says which it is."""
     root = tmp_path_factory.mktemp("pictures")
     for i in range(IMAGES):
         Image.new("RGB", (10 + i % 5, 10 + i % 3), (10 * i, 255 - 10 * i, i)).save(root / f"{i:02d}.png")

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import ColorJitter, InterpolationMode, RandomResizedCrop
 
 from finesight.data import views
-from finesight.data.views import ViewConfig, ViewParams, apply_views, centre_view, random_views, sample_params
+from finesight.data.views import ViewConfig, ViewParams, apply_views, center_view, random_views, sample_params
 from finesight.errors import FineSightError
 from finesight.methods.recipes import RECIPES
 from finesight.training.config import build_config
@@ -31,7 +31,7 @@ def close(found: Tensor, expected: Tensor, atol: float = 2e-6) -> None:
 
 @pytest.fixture
 def images() -> Tensor:
-    """Noise, and what breaks colour code: grey, black, white, pure, barely tinted, two equal channels."""
+    """Noise, and what breaks color code: gray, black, white, pure, barely tinted, two equal channels."""
     noise = torch.rand(6, 3, 24, 20, generator=seeded())
     noise[0] = noise[0, :1]
     noise[1] = (noise[1] > 0.5).float()  # all eight corners of the RGB cube
@@ -59,14 +59,14 @@ def torchvision_view(config: ViewConfig, image: Tensor, params: ViewParams, i: i
     if params.jitter[i]:
         for kind in params.order[i].tolist():
             view = TV_JITTER[kind](view, params.factors[i, kind].item())
-    if params.grey[i]:
+    if params.gray[i]:
         view = TF.rgb_to_grayscale(view, 3)
     if params.blur[i]:
         view = TF.gaussian_blur(view, [config.blur_kernel] * 2, [params.sigma[i].item()] * 2)
     if params.flip[i]:
         view = TF.hflip(view)
-    if params.solarise[i]:
-        view = TF.solarize(view, config.solarise_threshold)
+    if params.solarize[i]:
+        view = TF.solarize(view, config.solarize_threshold)
     return TF.normalize(view, list(config.mean), list(config.std))
 
 
@@ -93,26 +93,26 @@ def test_operations_leave_their_input_alone(images: Tensor) -> None:
     before, half = images.clone(), torch.full((len(images),), 0.5)
     for adjust in OUR_JITTER:
         adjust(images, half)
-    views.to_grey(images)
+    views.to_gray(images)
     views.gaussian_blur(images, half, 5)
-    views.solarise(images, 0.5)
-    views.normalise(images, views.IMAGENET_MEAN, views.IMAGENET_STD)
+    views.solarize(images, 0.5)
+    views.normalize(images, views.IMAGENET_MEAN, views.IMAGENET_STD)
     assert torch.equal(images, before)
 
 
-def test_hue_keeps_grey_pixels_and_full_turns(images: Tensor) -> None:
-    grey = images[:, :1].expand_as(images)
-    assert torch.equal(views.adjust_hue(grey, torch.full((len(images),), 0.37)), grey)
+def test_hue_keeps_gray_pixels_and_full_turns(images: Tensor) -> None:
+    gray = images[:, :1].expand_as(images)
+    assert torch.equal(views.adjust_hue(gray, torch.full((len(images),), 0.37)), gray)
     third = torch.full((len(images),), 1 / 3)
     close(views.adjust_hue(images, third), images.roll(1, dims=1))  # a third of a turn: red becomes green
 
 
-def test_grey_solarise_normalise_equal_torchvision(images: Tensor) -> None:
-    close(views.to_grey(images), TF.rgb_to_grayscale(images, 3))
+def test_gray_solarize_normalize_equal_torchvision(images: Tensor) -> None:
+    close(views.to_gray(images), TF.rgb_to_grayscale(images, 3))
     for threshold in (0.0, 0.5, 128 / 255, 1.0):
-        assert torch.equal(views.solarise(images, threshold), TF.solarize(images, threshold))
+        assert torch.equal(views.solarize(images, threshold), TF.solarize(images, threshold))
     mean, std = [0.1, 0.2, 0.3], [0.4, 0.5, 0.6]
-    assert torch.equal(views.normalise(images, mean, std), TF.normalize(images, mean, std))
+    assert torch.equal(views.normalize(images, mean, std), TF.normalize(images, mean, std))
 
 
 @pytest.mark.parametrize("kernel", [1, 3, 7, 13, 39])
@@ -200,7 +200,7 @@ def test_jitter_in_all_24_orders() -> None:
     config = ViewConfig(resolution=12, jitter=1, brightness=0.8, contrast=0.8, saturation=0.8, hue=0.4)
     canvas, sizes = ragged_canvas([(12, 12)] * 24)
     off = torch.zeros(24, dtype=torch.bool)
-    params = replace(sample_params(config, sizes, seeded()), order=orders, grey=off, blur=off)
+    params = replace(sample_params(config, sizes, seeded()), order=orders, gray=off, blur=off)
     found = apply_views(config, canvas, params)
     for i in range(24):
         close(found[i], torchvision_view(config, canvas[i, :, :12, :12], params, i), atol=2e-5)
@@ -209,10 +209,10 @@ def test_jitter_in_all_24_orders() -> None:
 
 @pytest.mark.parametrize("resolution", [16, 48])
 def test_pipeline_equals_torchvision_image_by_image(resolution: int) -> None:
-    config = ViewConfig(resolution=resolution, blur_resolution=32, solarise=0.3, grey=0.3)
+    config = ViewConfig(resolution=resolution, blur_resolution=32, solarize=0.3, gray=0.3)
     canvas, sizes = ragged_canvas([(40, 40), (40, 61), (57, 40), (40, 120)] * 16, padding=255)
     params = sample_params(config, sizes, seeded(3))
-    for drawn in (params.flip, params.jitter, params.grey, params.blur, params.solarise):
+    for drawn in (params.flip, params.jitter, params.gray, params.blur, params.solarize):
         assert 0 < drawn.sum() < len(params)
     found = apply_views(config, canvas, params)
     assert found.dtype == torch.float32
@@ -222,11 +222,11 @@ def test_pipeline_equals_torchvision_image_by_image(resolution: int) -> None:
 
 def test_zero_strength_means_no_change() -> None:
     """torchvision leaves an operation of strength 0 out; so the view is the plain crop."""
-    config = ViewConfig(resolution=16, jitter=1, brightness=0, contrast=0, saturation=0, hue=0, grey=0, blur=0, flip=0)
+    config = ViewConfig(resolution=16, jitter=1, brightness=0, contrast=0, saturation=0, hue=0, gray=0, blur=0, flip=0)
     canvas, sizes = ragged_canvas([(40, 61)] * 4)
     params = sample_params(config, sizes, seeded())
     plain = views.crop_resize_flip(canvas, params.crop, params.flip, 16)
-    assert torch.equal(apply_views(config, canvas, params), views.normalise(plain, config.mean, config.std))
+    assert torch.equal(apply_views(config, canvas, params), views.normalize(plain, config.mean, config.std))
 
 
 def test_same_seed_same_views() -> None:
@@ -248,7 +248,7 @@ def test_global_rng_is_not_touched() -> None:
 
 
 def test_a_rank_gets_its_share_of_the_joined_batch() -> None:
-    config = ViewConfig(resolution=16, solarise=0.5)
+    config = ViewConfig(resolution=16, solarize=0.5)
     canvas, sizes = ragged_canvas([(40, 61), (57, 40), (40, 120)] * 4)
     params = sample_params(config, sizes, seeded())
     joined = apply_views(config, canvas, params)
@@ -279,7 +279,7 @@ def test_autocast_does_not_change_a_view() -> None:
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_gpu_equals_cpu() -> None:
     canvas, sizes = ragged_canvas([(40, 61), (57, 40)] * 16)
-    config = ViewConfig(resolution=32, solarise=0.3)
+    config = ViewConfig(resolution=32, solarize=0.3)
     params = sample_params(config, sizes, seeded())
     found = apply_views(config, canvas.cuda(), params).cpu()
     close(found, apply_views(config, canvas, params), atol=5e-5)
@@ -328,7 +328,7 @@ def test_crops_are_distributed_as_torchvisions(
     ("size", "scale"), [((20, 200), (1, 1)), ((200, 21), (1, 1)), ((1, 50), (0.9, 1)), ((33, 2), (0.9, 1))]
 )
 def test_fallback_crop_equals_torchvisions(size: tuple[int, int], scale: tuple[float, float]) -> None:
-    """Nothing fits, so both must give the same centred crop."""
+    """Nothing fits, so both must give the same centered crop."""
     config = ViewConfig(scale=scale)
     found = sample_params(config, torch.tensor([size] * 5), seeded()).crop
     expected = RandomResizedCrop.get_params(torch.empty(3, *size), list(scale), list(config.ratio))
@@ -365,9 +365,9 @@ def test_jitter_is_distributed_as_torchvisions(strengths: tuple[float, float, fl
 
 
 def test_chances_and_sigma() -> None:
-    config = ViewConfig(resolution=112, flip=0.3, jitter=0.8, grey=0.2, blur=0.6, solarise=0.1)
+    config = ViewConfig(resolution=112, flip=0.3, jitter=0.8, gray=0.2, blur=0.6, solarize=0.1)
     params = sample_params(config, torch.tensor([[9, 9]] * DRAWS), seeded())
-    for name in ("flip", "jitter", "grey", "blur", "solarise"):
+    for name in ("flip", "jitter", "gray", "blur", "solarize"):
         happened, chance = int(getattr(params, name).sum()), getattr(config, name)
         assert stats.binomtest(happened, DRAWS, chance).pvalue > 1e-3, name
     # σ is uniform between 0.1 and 2 pixels at 224, so half of that at 112
@@ -375,20 +375,20 @@ def test_chances_and_sigma() -> None:
 
 
 def test_parameters_are_independent_of_each_other() -> None:
-    params = sample_params(ViewConfig(grey=0.5), torch.tensor([[90, 120]] * DRAWS), seeded())
-    chances = (params.flip, params.jitter, params.grey, params.blur)
+    params = sample_params(ViewConfig(gray=0.5), torch.tensor([[90, 120]] * DRAWS), seeded())
+    chances = (params.flip, params.jitter, params.gray, params.blur)
     columns = [*params.crop[:, 2:3].T, *params.factors.T, params.sigma, *chances]
     correlation = torch.corrcoef(torch.stack([column.double() for column in columns]))
     assert (correlation - torch.eye(len(columns))).abs().max() < 5 / DRAWS**0.5
-    neighbours = torch.corrcoef(torch.stack([params.sigma[1:], params.sigma[:-1]]))[0, 1]
-    assert neighbours.abs() < 5 / DRAWS**0.5
+    neighbors = torch.corrcoef(torch.stack([params.sigma[1:], params.sigma[:-1]]))[0, 1]
+    assert neighbors.abs() < 5 / DRAWS**0.5
 
 
 @pytest.mark.parametrize("chance", [0.0, 1.0])
 def test_never_and_always(chance: float) -> None:
-    config = ViewConfig(flip=chance, jitter=chance, grey=chance, blur=chance, solarise=chance)
+    config = ViewConfig(flip=chance, jitter=chance, gray=chance, blur=chance, solarize=chance)
     params = sample_params(config, torch.tensor([[9, 9]] * 500), seeded())
-    for drawn in (params.flip, params.jitter, params.grey, params.blur, params.solarise):
+    for drawn in (params.flip, params.jitter, params.gray, params.blur, params.solarize):
         assert drawn.all() if chance else not drawn.any()
 
 
@@ -401,7 +401,7 @@ def changed(kind: ViewConfig, plain: ViewConfig) -> dict[str, object]:
     return {name: value for name, value in ours.items() if value != theirs[name]}
 
 
-@pytest.mark.parametrize("settings", [{}, {"resolution": 64, "blur": 0.3, "solarise": 0.1}], ids=str)
+@pytest.mark.parametrize("settings", [{}, {"resolution": 64, "blur": 0.3, "solarize": 0.1}], ids=str)
 def test_by_default_two_views_of_one_kind(settings: dict[str, float]) -> None:
     """MoCo's."""
     config = ViewConfig.model_validate(settings)
@@ -413,22 +413,22 @@ def test_by_default_two_views_of_one_kind(settings: dict[str, float]) -> None:
     [
         ({"second_blur": 0.1}, {"blur": 0.1}),
         ({"second_blur": 0.0}, {"blur": 0.0}),
-        ({"second_solarise": 0.2}, {"solarise": 0.2}),
-        ({"second_blur": 0.1, "second_solarise": 0.2}, {"blur": 0.1, "solarise": 0.2}),
-        ({"solarise": 0.3, "second_solarise": 0.0}, {"solarise": 0.0}),
+        ({"second_solarize": 0.2}, {"solarize": 0.2}),
+        ({"second_blur": 0.1, "second_solarize": 0.2}, {"blur": 0.1, "solarize": 0.2}),
+        ({"solarize": 0.3, "second_solarize": 0.0}, {"solarize": 0.0}),
     ],
     ids=str,
 )
 def test_the_second_view_differs_in_what_is_set_for_it(second: dict[str, float], expected: dict[str, float]) -> None:
     first, other = ViewConfig(resolution=48, blur=1.0, **second).kinds()
-    assert first == ViewConfig(resolution=48, blur=1.0, solarise=second.get("solarise", 0.0))
+    assert first == ViewConfig(resolution=48, blur=1.0, solarize=second.get("solarize", 0.0))
     assert changed(other, first) == expected
 
 
 def test_what_the_second_view_is_changes_no_other() -> None:
     canvas, sizes = ragged_canvas([(40, 61), (57, 40)] * 16)
     plain = ViewConfig(resolution=16, blur=1.0, local_crops=1, local_blur=0.5)
-    other = plain.model_copy(update={"second_blur": 0.0, "second_solarise": 1.0})
+    other = plain.model_copy(update={"second_blur": 0.0, "second_solarize": 1.0})
 
     def drawn(config: ViewConfig) -> list[ViewParams]:
         generator = seeded(5)
@@ -442,7 +442,7 @@ def test_what_the_second_view_is_changes_no_other() -> None:
     assert not any(torch.equal(a, b) for a, b in zip(found[1], expected[1], strict=True))
     assert before[1].blur.all()
     assert not after[1].blur.any()
-    assert after[1].solarise.all()
+    assert after[1].solarize.all()
     assert torch.equal(before[1].crop, after[1].crop)
 
 
@@ -506,21 +506,21 @@ def test_views_of_every_method_have_the_size_of_their_kind(method: str) -> None:
 # --- evaluation view and configuration --------------------------------------------------------------------
 
 
-def test_centre_view_equals_torchvision() -> None:
+def test_center_view_equals_torchvision() -> None:
     sizes = [(32, 32), (32, 33), (35, 32), (32, 34), (37, 32), (32, 96), (32, 47)]
     canvas, size = ragged_canvas(sizes, padding=255)
     for resolution in (32, 31, 28, 1):
-        found = centre_view(canvas, size, resolution)
+        found = center_view(canvas, size, resolution)
         for i, (h, w) in enumerate(sizes):
             expected = TF.center_crop(canvas[i, :, :h, :w] / 255, [resolution, resolution])
             mean, std = list(views.IMAGENET_MEAN), list(views.IMAGENET_STD)
             assert torch.equal(found[i], TF.normalize(expected, mean, std))
 
 
-def test_centre_view_of_a_too_small_image_is_an_error() -> None:
+def test_center_view_of_a_too_small_image_is_an_error() -> None:
     canvas, sizes = ragged_canvas([(32, 32), (30, 64)])
     with pytest.raises(ValueError, match="32 px needs images at least as large, got 30 px"):
-        centre_view(canvas, sizes, 32)
+        center_view(canvas, sizes, 32)
 
 
 def test_an_empty_batch_stays_empty() -> None:

@@ -74,11 +74,11 @@ def by_hand(encoder: Encoder, source: ImageSource, pooling: str | None = None) -
 def check(found: Comparison, a: dict[str, Found], b: dict[str, Found]) -> None:
     assert list(found.paths) == list(a) == list(b)
     for evaluation, expected in ((found.a, a), (found.b, b)):
-        first, ap, neighbour = zip(*expected.values(), strict=True)
+        first, ap, neighbor = zip(*expected.values(), strict=True)
         assert evaluation.queries.hit1.tolist() == [place <= 1 for place in first]
         assert evaluation.queries.hit5.tolist() == [place <= 5 for place in first]
         assert evaluation.queries.ap == pytest.approx(ap)
-        assert evaluation.cache.source.paths[nearest(evaluation, found.images)].tolist() == list(neighbour)
+        assert evaluation.cache.source.paths[nearest(evaluation, found.images)].tolist() == list(neighbor)
     for name, worth in (
         ("rank1", lambda one: one[0] <= 1),
         ("rank5", lambda one: one[0] <= 5),
@@ -129,7 +129,7 @@ def test_two_poolings_of_one_encoder_take_one_pass(
     check(found, by_hand(encoders[0], test), by_hand(encoders[0], test, "gem"))
 
 
-def test_without_a_split_all_images_search_and_lone_or_unlabelled_ones_do_not(
+def test_without_a_split_all_images_search_and_lone_or_unlabeled_ones_do_not(
     encoders: tuple[Encoder, Encoder], birds: Path, tmp_path: Path
 ) -> None:
     """A list with a class of one image, and images without a class between those that have one."""
@@ -285,7 +285,7 @@ def test_files(runs: tuple[Path, Path], birds: Path, found: Comparison, tmp_path
 # --- wrong turns ------------------------------------------------------------------------------------------------------
 
 
-def test_what_cannot_be_compared(runs: tuple[Path, Path], birds: Path, unlabelled: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_compared(runs: tuple[Path, Path], birds: Path, unlabeled: Path, tmp_path: Path) -> None:
     lone = tmp_path / "lone"
     for number, file in enumerate(sorted(birds.glob("test/*/*.png"))[::6]):
         (lone / str(number)).mkdir(parents=True)
@@ -293,7 +293,7 @@ def test_what_cannot_be_compared(runs: tuple[Path, Path], birds: Path, unlabelle
     (tmp_path / "file").touch()
     for words, message in (
         ((runs[0], tmp_path, "--data", birds), "holds no encoder"),
-        ((*runs, "--data", unlabelled), "has no labels"),
+        ((*runs, "--data", unlabeled), "has no labels"),
         ((*runs, "--data", lone), "at least two images"),
         ((*runs, "--data", tmp_path / "none"), "does not exist"),
         ((*runs, "--data", birds, "--pooling-b", "rationale"), "needs a trained rationale"),

@@ -188,7 +188,7 @@ def test_the_probe_is_given_what_the_reading_says(
     real = module.linear_probe
 
     def spy(*args: Any, **options: Any) -> Any:
-        given.append(options["normalise"])
+        given.append(options["normalize"])
         return real(*args, **options)
 
     monkeypatch.setattr(module, "linear_probe", spy)
@@ -196,7 +196,7 @@ def test_the_probe_is_given_what_the_reading_says(
     raw = encoder.config.rationale.model_copy(update={"probe_input": "raw"})
     other = Encoder(encoder.config.model_copy(update={"rationale": raw}), encoder.backbone, encoder.branch)
     for which, forced in ((encoder, None), (other, None), (encoder, False), (other, True)):
-        evaluate(which, birds, fractions=(20,), normalise=forced, progress=False)
+        evaluate(which, birds, fractions=(20,), normalize=forced, progress=False)
     assert given == [True, False, False, True]
 
 
@@ -399,7 +399,7 @@ def test_parts_given_are_those_fitted_to(encoder: Encoder, birds: Path, tmp_path
     assert "nothing to choose on at 20 %" in setting_words(scores)
 
 
-def test_without_neighbours(encoder: Encoder, birds: Path) -> None:
+def test_without_neighbors(encoder: Encoder, birds: Path) -> None:
     found = evaluate(encoder, birds, fractions=(20,), protocol=Protocol(knn=()), progress=False)
     assert "knn" not in found.scores
     assert "knn" not in found.scores["ci"]
@@ -454,8 +454,8 @@ def test_wrong_options(birds: Path, lcr: Path, options: tuple[str, ...], words: 
 # --- errors -----------------------------------------------------------------------------------------------------------
 
 
-def test_no_labels_no_scores(lcr: Path, unlabelled: Path) -> None:
-    refused(command("evaluate", lcr, "--data", unlabelled), "has no labels", "path,label", "finesight embed")
+def test_no_labels_no_scores(lcr: Path, unlabeled: Path) -> None:
+    refused(command("evaluate", lcr, "--data", unlabeled), "has no labels", "path,label", "finesight embed")
 
 
 def test_no_boxes_no_oracle(encoder: Encoder, class_folders: Path, forwards: list[int]) -> None:
@@ -483,7 +483,7 @@ def test_one_class_or_one_image_each(encoder: Encoder, tmp_path: Path) -> None:
 def test_a_lone_class_is_in_the_test_images(encoder: Encoder, class_folders: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(class_folders, tmp_path / "classes"))
     (root / "zebra").mkdir()
-    Image.new("RGB", (40, 40), "grey").save(root / "zebra" / "only.png")
+    Image.new("RGB", (40, 40), "gray").save(root / "zebra" / "only.png")
     scores = evaluate(encoder, root, progress=False).scores
     assert scores["retrieval"]["lone"] == 1
     assert scores["retrieval"]["queries"] == 48

@@ -104,7 +104,7 @@ def test_other_images_are_refused(
         read_parts(tmp_path / "gone.json", source, train, (50,))
 
 
-def test_unlabelled_images_are_in_no_fraction(source: ImageSource, tmp_path: Path) -> None:
+def test_unlabeled_images_are_in_no_fraction(source: ImageSource, tmp_path: Path) -> None:
     labels = source.labels.copy()
     labels[::5] = -1
     some = replace(source, labels=labels)

@@ -25,9 +25,9 @@ def check(train: np.ndarray, labels: np.ndarray, test: np.ndarray, truth: np.nda
 def test_random_features_match_the_loops(seed: int) -> None:
     rng = np.random.default_rng(seed)
     labels, truth = rng.integers(-1, 6, 70), rng.integers(-1, 8, 30)  # classes 6 and 7 are not in train
-    centres = rng.integers(-9, 10, (9, 10))
-    train = centres[labels] + rng.integers(-6, 7, (70, 10))
-    test = centres[truth] + rng.integers(-6, 7, (30, 10))
+    centers = rng.integers(-9, 10, (9, 10))
+    train = centers[labels] + rng.integers(-6, 7, (70, 10))
+    test = centers[truth] + rng.integers(-6, 7, (30, 10))
     check(train.astype(float), labels, test.astype(float), truth, (1, 5, 20, 500))
 
 
@@ -45,7 +45,7 @@ def test_cases_full_of_ties(data: st.DataObject) -> None:
     check(train, labels, test, truth, (1, 2, 3, 20))
 
 
-def test_a_near_neighbour_outweighs_two_far_ones() -> None:
+def test_a_near_neighbor_outweighs_two_far_ones() -> None:
     train = np.float32([[1, 0.01], [0.8, 0.6], [0.8, -0.6]])
     near = knn_hits(train, np.array([7, 2, 2]), np.float32([[1, 0]]), np.array([7]), (3,))
     assert near[3].tolist() == [True], "exp(1 / 0.07) is 17 times exp(0.8 / 0.07)"

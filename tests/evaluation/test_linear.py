@@ -24,11 +24,11 @@ QUICK = {"lrs": (1.0, 10.0, 100.0), "epochs": (5, 15)}
 def blobs(
     seed: int, *, images: int = 20, classes: int = 6, dim: int = 12, noise: float = 0.5
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Gaussian classes around the same centres whatever the seed."""
-    centres = np.random.default_rng(99).standard_normal((classes, dim))
+    """Gaussian classes around the same centers whatever the seed."""
+    centers = np.random.default_rng(99).standard_normal((classes, dim))
     labels = np.repeat(np.arange(classes), images)
     draw = np.random.default_rng(seed).standard_normal((len(labels), dim))
-    return (centres[labels] + noise * draw).astype(np.float32), labels
+    return (centers[labels] + noise * draw).astype(np.float32), labels
 
 
 # --- label fractions
@@ -119,14 +119,14 @@ def test_sgd_matches_torch() -> None:
     layer = torch.nn.Linear(8, 5, dtype=torch.float64)
     torch.nn.init.zeros_(layer.weight)
     torch.nn.init.zeros_(layer.bias)
-    optimiser = torch.optim.SGD(layer.parameters(), lr=3.0, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimiser, T_max=12)
+    optimizer = torch.optim.SGD(layer.parameters(), lr=3.0, momentum=0.9)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
     generator = torch.Generator().manual_seed(3)
     for _ in range(4):
         for batch in torch.randperm(600, generator=generator).split(200):
-            optimiser.zero_grad()
+            optimizer.zero_grad()
             torch.nn.functional.cross_entropy(layer(x[batch]), y[batch]).backward()
-            optimiser.step()
+            optimizer.step()
             schedule.step()
     weight = fit(x, y, 5, [3.0], 4, seed=3)
     torch.testing.assert_close(weight[0, :, :-1], layer.weight.data)
@@ -271,21 +271,21 @@ def test_one_image_per_class_falls_back_on_the_papers_setting() -> None:
     assert scores["top1"] == 100
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_scale_of_the_features_does_not_matter(normalise: bool) -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_scale_of_the_features_does_not_matter(normalize: bool) -> None:
     (x, y), (test_x, test_y) = blobs(0, noise=1), blobs(1, noise=1)
-    plain = linear_probe(x, y, test_x, test_y, normalise=normalise, **QUICK)
-    scaled = linear_probe(x * 1024, y, test_x * 1024, test_y, normalise=normalise, **QUICK)
+    plain = linear_probe(x, y, test_x, test_y, normalize=normalize, **QUICK)
+    scaled = linear_probe(x * 1024, y, test_x * 1024, test_y, normalize=normalize, **QUICK)
     assert scaled == plain
 
 
-def test_normalising_takes_the_length_out() -> None:
+def test_normalizing_takes_the_length_out() -> None:
     """Classes that differ in length alone: only the probe that sees lengths can tell them."""
     direction = np.random.default_rng(0).standard_normal((200, 1)).astype(np.float32) * 0.01 + 1
     y = np.arange(200) % 2
     x = direction * np.where(y, 3, 1)[:, None].astype(np.float32) * np.ones((1, 4), dtype=np.float32)
-    assert linear_probe(x, y, x, y, fractions=[100], normalise=False, **QUICK)["100"]["top1"] == 100
-    assert linear_probe(x, y, x, y, fractions=[100], normalise=True, **QUICK)["100"]["top1"] < 80
+    assert linear_probe(x, y, x, y, fractions=[100], normalize=False, **QUICK)["100"]["top1"] == 100
+    assert linear_probe(x, y, x, y, fractions=[100], normalize=True, **QUICK)["100"]["top1"] < 80
 
 
 def test_zero_features_two_classes_and_labels_with_gaps() -> None:
@@ -297,7 +297,7 @@ def test_zero_features_two_classes_and_labels_with_gaps() -> None:
     assert scores["top5"] == 100
 
 
-def test_unlabelled_are_left_out_and_unknown_test_classes_are_wrong() -> None:
+def test_unlabeled_are_left_out_and_unknown_test_classes_are_wrong() -> None:
     (x, y), (test_x, test_y) = blobs(0, noise=0.05), blobs(1, noise=0.05)
     test_y[:30] = -1
     test_y[-9:] = 1000
@@ -356,8 +356,8 @@ def wide(seed: int, images: int = 60, dim: int = 500) -> tuple[np.ndarray, np.nd
     """Much alike, as features are, with copies and a row of zeros; unit length but for those."""
     rng = np.random.default_rng(seed)
     labels = np.arange(images) % 4
-    centres = np.random.default_rng(99).standard_normal((4, dim))
-    x = 3 + centres[labels] + rng.standard_normal((images, dim))
+    centers = np.random.default_rng(99).standard_normal((4, dim))
+    x = 3 + centers[labels] + rng.standard_normal((images, dim))
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     x[10:20] = x[:10]  # of other classes
     x[30:33] = x[29]
@@ -415,14 +415,14 @@ def test_one_image_many_times_over() -> None:
     torch.testing.assert_close(predict(span.lift(weight), x), predict(direct, x), rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("normalise", [True, False])
-def test_the_way_does_not_change_the_scores(normalise: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("normalize", [True, False])
+def test_the_way_does_not_change_the_scores(normalize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     (x, y), (test, test_y) = blobs(0, dim=400, noise=4), blobs(1, dim=400, noise=4)
     x *= np.random.default_rng(0).uniform(0.5, 2, (len(x), 1)).astype(np.float32)
     made: list[int] = []
     plain = RowSpace.__init__
     monkeypatch.setattr(RowSpace, "__init__", lambda self, x: made.append(len(x)) or plain(self, x))
-    options = {"lrs": (1.0, 10.0), "epochs": (5, 15), "normalise": normalise}
+    options = {"lrs": (1.0, 10.0), "epochs": (5, 15), "normalize": normalize}
     inside = linear_probe(x, y, test, test_y, **options)
     assert made == [120, 60, 24]
     monkeypatch.setattr(linear, "GRAM", 1)
@@ -442,10 +442,10 @@ def test_wide_features_without_a_label_and_too_many_images_for_the_row_space(mon
     """Rows are then taken out of the matrix batch by batch, and it is the same fit."""
     (x, y), (test, test_y) = blobs(0, dim=30, noise=2), blobs(1, dim=30, noise=2)
     y[::7], test_y[::5] = -1, -1
-    narrow = linear_probe(x, y, test, test_y, normalise=False, fractions=[100], **QUICK)
+    narrow = linear_probe(x, y, test, test_y, normalize=False, fractions=[100], **QUICK)
     monkeypatch.setattr(linear, "WIDE", 29)
     monkeypatch.setattr(linear, "RowSpace", lambda *_: pytest.fail("not for so many images"))
-    assert linear_probe(x, y, test, test_y, normalise=False, fractions=[100], **QUICK)["100"]["top1"] == pytest.approx(
+    assert linear_probe(x, y, test, test_y, normalize=False, fractions=[100], **QUICK)["100"]["top1"] == pytest.approx(
         narrow["100"]["top1"], abs=1.1
     )
 

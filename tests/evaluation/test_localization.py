@@ -64,7 +64,7 @@ def test_peak_on_and_off_the_object() -> None:
 
 def test_plateau_counts_by_its_larger_part_and_alike_when_mirrored() -> None:
     attention = np.zeros((4, 4))
-    attention[0, 1] = 1  # at 8 x: rows 0-3 above the cell's centre are a plateau, two columns wide
+    attention[0, 1] = 1  # at 8 x: rows 0-3 above the cell's center are a plateau, two columns wide
     mask = np.zeros((32, 32), dtype=bool)
     mask[1:, :] = True
     for a, m in [(attention, mask), (attention[::-1], mask[::-1]), (attention.T, mask.T)]:

@@ -23,7 +23,7 @@ def species(kind: str = "inat2019") -> ImageSource:
 
 @pytest.fixture
 def searched() -> tuple[np.ndarray, np.ndarray]:
-    """Labelled, unlabelled and lone images in a mixed order; integers, so that the reference is exact."""
+    """Labeled, unlabeled and lone images in a mixed order; integers, so that the reference is exact."""
     rng = np.random.default_rng(3)
     labels = rng.permutation(np.array([0] * 5 + [1] * 4 + [2] * 6 + [3] * 3 + [4] * 4 + [5] + [-1] * 4))
     features = rng.integers(-50, 50, (len(labels), 8)) + 40 * np.eye(8)[labels]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from finesight.errors import FineSightError
 from finesight.evaluation import retrieval as module
-from finesight.evaluation.retrieval import neighbours, retrieval
+from finesight.evaluation.retrieval import neighbors, retrieval
 from finesight.features.wide import WideRows
 from reference.retrieval import ranking, retrieval_scores
 
@@ -33,7 +33,7 @@ def check(features: np.ndarray, labels: list[int], **options: int) -> None:
 @pytest.mark.parametrize("seed", range(5))
 def test_random_features_match_the_loop_reference(seed: int) -> None:
     rng = np.random.default_rng(seed)
-    labels = rng.integers(-1, 8, 60)  # -1: unlabelled
+    labels = rng.integers(-1, 8, 60)  # -1: unlabeled
     labels[:2] = 100, 101  # alone in their classes
     features = rng.integers(-1000, 1000, (60, 12)) + 700 * np.eye(128)[labels][:, :12]
     check(features.round(), labels.tolist())
@@ -72,7 +72,7 @@ def test_small_cases_full_of_ties(data: st.DataObject) -> None:
 def test_copies_tie_and_rank_by_index() -> None:
     rng = np.random.default_rng(0)
     features = np.repeat(rng.standard_normal((5, 300)), 7, axis=0).astype(np.float32)
-    nearest, cosine = neighbours(features, [0, 10, 34], 8)
+    nearest, cosine = neighbors(features, [0, 10, 34], 8)
     assert nearest[0, :6].tolist() == [1, 2, 3, 4, 5, 6]
     assert nearest[1, :6].tolist() == [7, 8, 9, 11, 12, 13]
     assert nearest[2, :6].tolist() == [28, 29, 30, 31, 32, 33]
@@ -87,7 +87,7 @@ def test_collapsed_features_rank_by_index() -> None:
 def test_zero_feature_is_like_nothing_and_finite() -> None:
     features = np.array([[0, 0], [1, 0], [2, 0], [-1, 0]], dtype=np.float32)
     check(features, [0, 0, 1, 1])
-    nearest, cosine = neighbours(features, [0, 1], 3)
+    nearest, cosine = neighbors(features, [0, 1], 3)
     assert nearest.tolist() == [[1, 2, 3], [2, 0, 3]]
     assert cosine.tolist() == [[0, 0, 0], [1, 0, -1]]
 
@@ -141,12 +141,12 @@ def test_rounding_is_as_fine_as_float32() -> None:
     assert np.abs(similarities(exact) - unit @ unit.T).max() < 2e-7
 
 
-def test_unlabelled_images_take_no_part() -> None:
+def test_unlabeled_images_take_no_part() -> None:
     rng = np.random.default_rng(5)
     features = rng.standard_normal((30, 8)).astype(np.float32)
     labels = rng.integers(0, 4, 30)
     labels[::3] = -1
-    features[::3] = features[1]  # would be everyone's neighbour
+    features[::3] = features[1]  # would be everyone's neighbor
     kept = labels >= 0
     np.testing.assert_array_equal(retrieval(features, labels).ap, retrieval(features[kept], labels[kept]).ap)
 
@@ -162,7 +162,7 @@ def test_two_images_of_one_class_among_others_with_n_of_three() -> None:
     ("labels", "message"),
     [
         ([-1, -1, -1], "no image has one"),
-        ([3, 3, -1], "all 2 labelled images are of one class"),
+        ([3, 3, -1], "all 2 labeled images are of one class"),
         ([0, 1, -1], "each of the 2 classes has one"),
         ([0, 1, 2], "each of the 3 classes has one"),
     ],
@@ -177,7 +177,7 @@ def test_two_images() -> None:
         retrieval(np.eye(2, dtype=np.float32), np.array([0, 0]))
     with pytest.raises(FineSightError, match="at least two images"):
         retrieval(np.eye(2, dtype=np.float32), np.array([0, 1]))
-    assert neighbours(np.eye(2, dtype=np.float32), [0, 1], 5)[0].tolist() == [[1], [0]]
+    assert neighbors(np.eye(2, dtype=np.float32), [0, 1], 5)[0].tolist() == [[1], [0]]
 
 
 def test_no_images() -> None:
@@ -199,11 +199,11 @@ def test_labels_of_another_length() -> None:
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_neighbours_match_the_reference_ranking(seed: int) -> None:
+def test_neighbors_match_the_reference_ranking(seed: int) -> None:
     rng = np.random.default_rng(seed)
     features = rng.integers(-9, 9, (25, 5))
     queries = [24, 0, 7]
-    nearest, cosine = neighbours(features.astype(np.float32), queries, 6)
+    nearest, cosine = neighbors(features.astype(np.float32), queries, 6)
     for row, query in zip(nearest, queries, strict=True):
         assert row.tolist() == ranking(features, query, list(range(25)))[:6]
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
@@ -229,10 +229,10 @@ print(peak() - before)
     assert float(run.stdout) < 400  # MB
 
 
-def test_neighbours_of_nothing() -> None:
-    nearest, cosine = neighbours(np.eye(4, dtype=np.float32), [], 3)
+def test_neighbors_of_nothing() -> None:
+    nearest, cosine = neighbors(np.eye(4, dtype=np.float32), [], 3)
     assert nearest.shape == cosine.shape == (0, 3)
-    assert neighbours(np.empty((0, 4), dtype=np.float32), [], 3)[0].shape == (0, 0)
+    assert neighbors(np.empty((0, 4), dtype=np.float32), [], 3)[0].shape == (0, 0)
 
 
 # --- wide features ----------------------------------------------------------------------------------------------------
@@ -247,7 +247,7 @@ def test_wide_features_are_compared_as_narrow_ones_are(gallery_bytes: int, monke
     features[5] = 0
     labels = rng.integers(-1, 6, 80)
     narrow = retrieval(features.astype(np.float32), labels)
-    nearest = neighbours(features.astype(np.float32), [3, 5, 79], 7)
+    nearest = neighbors(features.astype(np.float32), [3, 5, 79], 7)
     monkeypatch.setattr(module, "WIDE", 299)
     monkeypatch.setattr(module, "GALLERY_BYTES", gallery_bytes)
     half = WideRows(features, np.arange(80), rng.uniform(0.1, 9, 80))
@@ -256,7 +256,7 @@ def test_wide_features_are_compared_as_narrow_ones_are(gallery_bytes: int, monke
             wide = retrieval(matrix, labels, chunk=chunk)
             assert wide.summary() == narrow.summary()
             np.testing.assert_array_equal(wide.ap, narrow.ap)
-        for one, other in zip(neighbours(matrix, [3, 5, 79], 7), nearest, strict=True):
+        for one, other in zip(neighbors(matrix, [3, 5, 79], 7), nearest, strict=True):
             np.testing.assert_array_equal(one, other)
     scaled = retrieval(half, labels)
     np.testing.assert_allclose(scaled.ap, narrow.ap, atol=0.02)
@@ -302,7 +302,7 @@ labels[::50] = -1
 module.retrieval(features[:60], labels[:60])
 before = peak()
 assert module.retrieval(features, labels, chunk=200).queries == 1470
-module.neighbours(features, [0, 1, 2], 5)
+module.neighbors(features, [0, 1, 2], 5)
 print(peak() - before)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)

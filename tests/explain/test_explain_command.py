@@ -90,8 +90,8 @@ def test_the_page_is_one_file_with_every_figure(out: Path) -> None:
         assert words in page
 
 
-def test_unreadable_images_are_skipped_and_said_odd_names_are_kept(lcr: Path, unlabelled: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(unlabelled, tmp_path / "images"))
+def test_unreadable_images_are_skipped_and_said_odd_names_are_kept(lcr: Path, unlabeled: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(unlabeled, tmp_path / "images"))
     for name in ("чайка №1.png", "Image-00.png", "$x_{1}$ <b>.png"):
         shutil.copy(folder / "image-00.png", folder / name)
     summary = run(lcr / "encoder", folder, "-o", tmp_path / "out", "--all", "--lowest", "0", "--top", "1")
@@ -124,11 +124,11 @@ def test_the_same_again_is_the_same(lcr: Path, birds: Path, tmp_path: Path) -> N
         assert file.read_bytes() == (tmp_path / "first" / file.relative_to(tmp_path / "out")).read_bytes()
 
 
-def test_wrong_input(lcr: Path, birds: Path, unlabelled: Path, tmp_path: Path) -> None:
+def test_wrong_input(lcr: Path, birds: Path, unlabeled: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
     assert "holds no encoder" in refused(tmp_path, birds, "-o", out)
     assert "does not exist" in refused(lcr, tmp_path / "none", "-o", out)
-    assert "None of the 1 images can be read" in refused(lcr, unlabelled / "broken.png", "-o", out)
+    assert "None of the 1 images can be read" in refused(lcr, unlabeled / "broken.png", "-o", out)
     assert "no file" in refused(lcr, birds, "-o", out, "--pair", "a.png", "b.png")
     assert "--pair" in refused(lcr, birds, "-o", out, "--pooling", "average")
     assert "twice" in refused(lcr, birds, "-o", out, "--beside", lcr)

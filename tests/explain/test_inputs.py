@@ -27,8 +27,8 @@ def test_of_a_data_set_the_test_images_evenly_over_the_classes(birds: Path) -> N
     assert everything.choice == "all 24 test images"
 
 
-def test_of_an_unlabelled_folder_evenly_from_first_to_last(unlabelled: Path) -> None:
-    few = pick([unlabelled], 3)  # 24 images and a broken one that only opening tells
+def test_of_an_unlabeled_folder_evenly_from_first_to_last(unlabeled: Path) -> None:
+    few = pick([unlabeled], 3)  # 24 images and a broken one that only opening tells
     assert [few.names[0], few.names[-1]] == ["broken", "image-23"]
     assert few.classes == ["", "", ""]
     assert few.skipped == [("notes.txt", "not an image file (.txt)")]

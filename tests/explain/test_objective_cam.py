@@ -56,7 +56,7 @@ def test_it_is_the_gradient_of_the_loss_through_the_whole_map(run_of: RunOf, met
         pair = [torch.cat([pair[0], alpha], 1), torch.cat([pair[1], alpha.flip(3)], 1)]
         assert 0 <= alpha.min() <= alpha.max() <= 1
     labels = None
-    if objective.labelled:
+    if objective.labeled:
         labels = objective.head(objective.backbone(views()).mean((2, 3))).argmax(1)
     outcome = objective(pair[: objective.views], torch.Generator().manual_seed(7), labels)
     (slope,) = torch.autograd.grad(outcome.loss.sum(), outcome.phi)

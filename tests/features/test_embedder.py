@@ -166,7 +166,7 @@ def test_search_needs_no_torch() -> None:
 
 
 def test_embedding_costs_hardly_more_than_the_backbone(tmp_path: Path) -> None:
-    """Mask, two poolings and normalising, counted in operations of the profiler: well below a tenth."""
+    """Mask, two poolings and normalizing, counted in operations of the profiler: well below a tenth."""
     encoder = Encoder.load(small_encoder(tmp_path))
     view = torch.randn(1, 3, 32, 32)
     with torch.profiler.profile(with_flops=True) as seen:

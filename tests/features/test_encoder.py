@@ -64,7 +64,7 @@ def test_a_feature_does_not_depend_on_its_batch(encoder: Encoder, files: list[Pa
                     assert torch.equal(together.features[name], alone[name][chosen]), name
 
 
-def test_a_duplicate_and_a_strange_neighbour_change_nothing(encoder: Encoder, files: list[Path]) -> None:
+def test_a_duplicate_and_a_strange_neighbor_change_nothing(encoder: Encoder, files: list[Path]) -> None:
     alone = encoder.embed(files[0])
     black, white = Image.new("RGB", (40, 40)), Image.new("RGB", (300, 33), "white")
     for batch in ([files[0]] * 5, [black, files[0]], [white, files[0], black]):
@@ -118,7 +118,7 @@ def test_a_path_gives_the_cached_pixels_and_the_evaluated_feature(
         assert np.array_equal(encoder.attend(file)[0].numpy(), evaluated.attention[i]), file.name
 
 
-def test_the_view_is_the_centre_of_the_picture(encoder: Encoder) -> None:
+def test_the_view_is_the_center_of_the_picture(encoder: Encoder) -> None:
     """side 37 for 32 px: a picture of just that size is cropped, not resampled."""
     pixels = np.random.default_rng(0).integers(0, 256, (37, 61, 3), dtype=np.uint8)
     view = encoder.prepare(Image.fromarray(pixels))[0].permute(1, 2, 0).double().numpy()
@@ -208,7 +208,7 @@ def test_oracle_pooling_weighs_a_cell_by_the_part_of_it_that_is_object(
         assert not torch.allclose(encoded.features[oracle][0], encoded.features[plain][0])
 
 
-def test_objects_change_no_other_feature_and_no_neighbour(
+def test_objects_change_no_other_feature_and_no_neighbor(
     encoder: Encoder, files: list[Path], objects: torch.Tensor
 ) -> None:
     views = encoder.prepare(files[: len(BOXES)])

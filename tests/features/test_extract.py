@@ -72,12 +72,12 @@ def test_an_oracle_sees_the_object_of_its_own_image(
 
 
 def test_objects_are_looked_up_for_an_oracle_only(
-    encoder: Encoder, cache: DecodedCache, unlabelled: Path, monkeypatch: pytest.MonkeyPatch
+    encoder: Encoder, cache: DecodedCache, unlabeled: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    plain = open_cache(open_source(unlabelled), 37, progress=False)
+    plain = open_cache(open_source(unlabeled), 37, progress=False)
     with pytest.raises(FineSightError, match=r"'box-gem'.*neither object masks nor boxes") as caught:
         extract(encoder, plain, np.arange(3), ("average", "box-gem"), progress=False)
-    assert str(unlabelled) in str(caught.value)
+    assert str(unlabeled) in str(caught.value)
     monkeypatch.setattr(DecodedCache, "mask", lambda *_: pytest.fail("a mask was read"))
     extract(encoder, cache, np.arange(3), ("average", "rationale"), progress=False)
 
@@ -113,8 +113,8 @@ def test_the_mask_lies_on_the_view(tmp_path: Path) -> None:
         assert (bright != mask).mean() < 0.03
 
 
-def test_without_masks_there_are_none(unlabelled: Path) -> None:
-    cache = open_cache(open_source(unlabelled), 37, progress=False)
+def test_without_masks_there_are_none(unlabeled: Path) -> None:
+    cache = open_cache(open_source(unlabeled), 37, progress=False)
     assert list(object_masks(cache, np.arange(3), 32)) == [None, None, None]
 
 

@@ -11,10 +11,10 @@ import pytest
 import torch
 from PIL import Image
 
-from finesight.data.color import normalise
+from finesight.data.color import normalize
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.encoder import Encoder
-from finesight.features.preprocess import WHOLE, centre_box, checked_box, parsed_box, picture_view, region_share
+from finesight.features.preprocess import WHOLE, center_box, checked_box, parsed_box, picture_view, region_share
 from finesight.features.types import Box
 from indexes import small_encoder
 from reference.nearest import cover
@@ -36,9 +36,9 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
     return Encoder.load(small_encoder(tmp_path_factory.mktemp("encoder")))
 
 
-def normalised(pixels: np.ndarray, encoder: Encoder) -> torch.Tensor:
+def normalized(pixels: np.ndarray, encoder: Encoder) -> torch.Tensor:
     picture = torch.from_numpy(pixels).permute(2, 0, 1)[None].float().div_(255)
-    return normalise(picture, encoder.config.mean, encoder.config.std)
+    return normalize(picture, encoder.config.mean, encoder.config.std)
 
 
 @pytest.mark.parametrize("name", SIZES)
@@ -47,10 +47,10 @@ def test_the_encoders_own_pixels(encoder: Encoder, picture: Callable[..., Path],
     view = picture_view(file, 32)
     assert view.pixels.shape == (32, 32, 3)
     assert (view.width, view.height) == SIZES[name]
-    assert torch.equal(normalised(view.pixels, encoder), encoder.prepare(file))
-    assert view.box == centre_box(*SIZES[name], 32)
+    assert torch.equal(normalized(view.pixels, encoder), encoder.prepare(file))
+    assert view.box == center_box(*SIZES[name], 32)
     with Image.open(file) as opened:
-        assert torch.equal(normalised(picture_view(opened, 32).pixels, encoder), encoder.prepare(opened))
+        assert torch.equal(normalized(picture_view(opened, 32).pixels, encoder), encoder.prepare(opened))
     with open(file, "rb") as stream:
         assert np.array_equal(picture_view(stream, 32).pixels, view.pixels)
     assert np.array_equal(picture_view(io.BytesIO(file.read_bytes()), 32).pixels, view.pixels)
@@ -65,7 +65,7 @@ def test_a_photo_on_its_side(encoder: Encoder, picture: Callable[..., Path], tmp
         image.save(tmp_path / "turned.jpg", exif=exif)
     view = picture_view(tmp_path / "turned.jpg", 32)
     assert (view.width, view.height) == ((300, 500) if turn >= 5 else (500, 300))
-    assert torch.equal(normalised(view.pixels, encoder), encoder.prepare(tmp_path / "turned.jpg"))
+    assert torch.equal(normalized(view.pixels, encoder), encoder.prepare(tmp_path / "turned.jpg"))
 
 
 def test_where_the_view_lies(tmp_path: Path) -> None:
@@ -81,13 +81,13 @@ def test_where_the_view_lies(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("region", "left", "top"),
     [
-        ((25 / 74, 5 / 37, 10 / 74, 10 / 37), 21, 2),  # inside the centre: nothing moves
+        ((25 / 74, 5 / 37, 10 / 74, 10 / 37), 21, 2),  # inside the center: nothing moves
         ((0.0, 0.0, 0.1, 0.1), 0, 0),
         ((0.9, 0.9, 0.1, 0.1), 42, 5),
         ((10 / 74, 0.3, 5 / 74, 0.2), 10, 2),  # just to its left edge
         ((55 / 74, 0.3, 5 / 74, 0.2), 28, 2),  # just to its right edge: 60 - 32
-        ((0.0, 0.0, 1.0, 1.0), 21, 2),  # larger than any window: the centre holds as much as another
-        ((0.0, 0.0, 0.5, 1.0), 5, 2),  # 37 px wide: a window of 32 inside it, the nearest to the centre
+        ((0.0, 0.0, 1.0, 1.0), 21, 2),  # larger than any window: the center holds as much as another
+        ((0.0, 0.0, 0.5, 1.0), 5, 2),  # 37 px wide: a window of 32 inside it, the nearest to the center
     ],
 )
 def test_a_region_moves_the_window(region: Box, left: int, top: int) -> None:

@@ -42,12 +42,12 @@ def read(file: Path) -> tuple[list[str], np.ndarray]:
     return [line[0] for line in lines], np.array([line[1:] for line in lines], dtype=np.float32)
 
 
-def test_three_formats_hold_the_same(lcr: Path, encoder: Encoder, unlabelled: Path, tmp_path: Path) -> None:
+def test_three_formats_hold_the_same(lcr: Path, encoder: Encoder, unlabeled: Path, tmp_path: Path) -> None:
     expected = [f"image-{number:02d}.png" for number in range(24)]
-    features = encoder.embed([unlabelled / name for name in expected]).numpy()
+    features = encoder.embed([unlabeled / name for name in expected]).numpy()
     for suffix in FORMATS:
         out = tmp_path / f"features.{suffix}"
-        done = succeeded(command("embed", lcr, unlabelled, "-o", out, "--workers", "2", "--quiet"))
+        done = succeeded(command("embed", lcr, unlabeled, "-o", out, "--workers", "2", "--quiet"))
         assert done.out == ""
         assert "24 features in" in done.err
         assert "2 files were skipped" in done.err
@@ -112,16 +112,16 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     assert os.listdir(tmp_path) == ["f.csv"]
 
 
-def test_the_output_is_checked_first(lcr: Path, unlabelled: Path, tmp_path: Path) -> None:
-    refused(command("embed", lcr, unlabelled, "-o", tmp_path / "f.txt"), "must end in .npz, .parquet or .csv")
+def test_the_output_is_checked_first(lcr: Path, unlabeled: Path, tmp_path: Path) -> None:
+    refused(command("embed", lcr, unlabeled, "-o", tmp_path / "f.txt"), "must end in .npz, .parquet or .csv")
     with pytest.raises(FineSightError, match="does not exist"):
         check_output(tmp_path / "missing" / "f.npz")
     check_output(tmp_path / "F.NPZ")
 
 
-def test_upper_case_suffixes(encoder: Encoder, unlabelled: Path, tmp_path: Path) -> None:
+def test_upper_case_suffixes(encoder: Encoder, unlabeled: Path, tmp_path: Path) -> None:
     for suffix in ("NPZ", "Parquet", "CSV"):
-        embed_images(encoder, unlabelled, tmp_path / f"f.{suffix}", progress=False)
+        embed_images(encoder, unlabeled, tmp_path / f"f.{suffix}", progress=False)
         (tmp_path / f"f.{suffix}").rename(tmp_path / f"f.{suffix.lower()}")
         assert len(read(tmp_path / f"f.{suffix.lower()}")[0]) == 24
 

@@ -9,14 +9,14 @@ from torch.nn import functional as F
 
 from finesight.methods.barlow_twins import barlow
 from reference.barlow import barlow as reference
-from reference.barlow import correlation, parts, standardised
+from reference.barlow import correlation, parts, standardized
 from reference.gradcam import differences
 
 
 def alike(n: int, dim: int, seed: int = 0) -> tuple[Tensor, Tensor]:
-    """Two standardised outputs that have half in common."""
+    """Two standardized outputs that have half in common."""
     shared = normal(n, dim, seed=seed)
-    a, b = (standardised((shared + normal(n, dim, seed=seed + i)).numpy()) for i in (1, 2))
+    a, b = (standardized((shared + normal(n, dim, seed=seed + i)).numpy()) for i in (1, 2))
     return torch.from_numpy(a), torch.from_numpy(b)
 
 
@@ -76,7 +76,7 @@ def test_per_image_losses_against_loops_end_to_end(n: int) -> None:
     objective, views = small("barlow-twins", off_diagonal=0.2).train(), pictures(n)
     outcome = outcome_of(objective, views)
     first, second = (outputs(objective, view).detach() for view in views)
-    a, b = standardised(first.numpy()), standardised(second.numpy())
+    a, b = standardized(first.numpy()), standardized(second.numpy())
     np.testing.assert_allclose(outcome.loss.detach().numpy(), parts(a, b, 0.2), rtol=1e-8, atol=1e-10)
     assert outcome.loss.mean().item() == pytest.approx(reference(a, b, 0.2), rel=1e-8)
     torch.testing.assert_close(outcome.embedding.detach(), F.normalize(first, dim=1), rtol=1e-8, atol=1e-12)
@@ -87,7 +87,7 @@ def test_per_image_losses_against_loops_end_to_end(n: int) -> None:
     assert outcome.metrics["off_diagonal"].item() == pytest.approx(np.sqrt((others**2).mean()), rel=1e-7)
 
 
-def test_gradient_through_the_standardisation_against_finite_differences() -> None:
+def test_gradient_through_the_standardization_against_finite_differences() -> None:
     """Moving one image moves the mean and the deviation of all of them, and both views learn."""
     objective = bare("barlow-twins", 3, dim=3, off_diagonal=0.3).train()
     objective.head = nn.Identity()
@@ -98,7 +98,7 @@ def test_gradient_through_the_standardisation_against_finite_differences() -> No
     x, y = first.detach().numpy(), second.detach().numpy()
 
     def loss(a: np.ndarray, b: np.ndarray) -> float:
-        return reference(standardised(a), standardised(b), 0.3)
+        return reference(standardized(a), standardized(b), 0.3)
 
     np.testing.assert_allclose(slopes[0].numpy(), differences(lambda z: loss(z, y), x), rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(slopes[1].numpy(), differences(lambda z: loss(x, z), y), rtol=1e-6, atol=1e-8)
@@ -107,7 +107,7 @@ def test_gradient_through_the_standardisation_against_finite_differences() -> No
 def test_identical_views_pay_for_redundancy_alone() -> None:
     objective, view = small("barlow-twins").train(), pictures(6)[0]
     outcome = outcome_of(objective, [view, view])
-    a = standardised(outputs(objective, view).detach().numpy())
+    a = standardized(outputs(objective, view).detach().numpy())
     assert outcome.metrics["diagonal"].item() == pytest.approx(1, abs=0.01)
     assert outcome.loss.mean().item() == pytest.approx(reference(a, a, 0.0051), rel=1e-8)
     assert reference(a, a, 0.0051) > 10 * reference(a, a, 0.0)

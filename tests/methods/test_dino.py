@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finesight.methods.dino import dino_loss
-from reference.dino import centre as centre_reference
+from reference.dino import center as center_reference
 from reference.dino import dino as reference
 from reference.gradcam import differences
 
@@ -33,7 +33,7 @@ def plain(dim: int = 4, **settings: float) -> tuple[Any, np.ndarray, np.ndarray]
     """DINO without networks; student and teacher are two linear maps of the views."""
     objective = bare("dino", dim, **settings)
     objective.head, objective.teacher_head = Said(dim, PROTOTYPES, 20), Said(dim, PROTOTYPES, 21).requires_grad_(False)
-    objective.centre = 0.05 * normal(PROTOTYPES, seed=22)
+    objective.center = 0.05 * normal(PROTOTYPES, seed=22)
     return objective, objective.head.weight.detach().numpy(), objective.teacher_head.weight.numpy()
 
 
@@ -67,9 +67,9 @@ def logits(objective: nn.Module, view: Tensor, backbone: str, head: str) -> np.n
 def test_loss_against_loops(n: int, prototypes: int, views: int, teachers: int, scale: float, seed: int) -> None:
     student = scale * normal(views, n, prototypes, seed=seed)
     teacher = scale * normal(teachers, n, prototypes, seed=seed + 1)
-    centre = scale * normal(prototypes, seed=seed + 2)
-    loss = dino_loss(list((student / 0.1).log_softmax(2)), list(((teacher - centre) / 0.04).softmax(2)))
-    expected = reference(list(student.numpy()), list(teacher.numpy()), centre.numpy())
+    center = scale * normal(prototypes, seed=seed + 2)
+    loss = dino_loss(list((student / 0.1).log_softmax(2)), list(((teacher - center) / 0.04).softmax(2)))
+    expected = reference(list(student.numpy()), list(teacher.numpy()), center.numpy())
     np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-9, atol=1e-11)
     assert loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-11)
 
@@ -95,7 +95,7 @@ def test_gradients_against_finite_differences_with_a_still_teacher() -> None:
 
         def loss(x: np.ndarray, place: int = place) -> float:
             moved = [x if i == place else other for i, other in enumerate(seen)]
-            return float(reference([z @ student.T for z in moved], still, objective.centre.numpy()).mean())
+            return float(reference([z @ student.T for z in moved], still, objective.center.numpy()).mean())
 
         np.testing.assert_allclose(slope.numpy(), differences(loss, seen[place]), rtol=1e-6, atol=1e-8)
 
@@ -105,11 +105,11 @@ def test_gradients_against_finite_differences_with_a_still_teacher() -> None:
 def test_per_image_losses_against_loops_end_to_end(local: int, n: int) -> None:
     """Local crops are smaller, and only the student sees them."""
     objective, views = small("dino").eval(), global_and_local(n, local)
-    objective.centre = 0.1 * normal(PROTOTYPES)
+    objective.center = 0.1 * normal(PROTOTYPES)
     outcome = outcome_of(objective, views)
     student = [logits(objective, view, "backbone", "head") for view in views]
     teacher = [logits(objective, view, "teacher_backbone", "teacher_head") for view in views[:2]]
-    expected = reference(student, teacher, objective.centre.numpy())
+    expected = reference(student, teacher, objective.center.numpy())
     np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-8)
 
 
@@ -119,7 +119,7 @@ def test_temperatures_are_the_configured_ones() -> None:
     loss = outcome_of(objective, [images(view) for view in views]).loss.detach().numpy()
     said = [view.numpy() @ student.T for view in views]
     taught = [view.numpy() @ teacher.T for view in views[:2]]
-    np.testing.assert_allclose(loss, reference(said, taught, objective.centre.numpy(), 0.3, 0.7), rtol=1e-9)
+    np.testing.assert_allclose(loss, reference(said, taught, objective.center.numpy(), 0.3, 0.7), rtol=1e-9)
     assert (small("dino").config.student_temperature, small("dino").config.teacher_temperature) == (0.1, 0.04)
 
 
@@ -127,7 +127,7 @@ def test_identical_views_are_still_told_to_be_as_sharp_as_the_teacher() -> None:
     objective, student, teacher = plain()
     same = normal(3, 4)
     loss = outcome_of(objective, [images(same)] * 2).loss.detach().numpy()
-    expected = reference([same.numpy() @ student.T] * 2, [same.numpy() @ teacher.T] * 2, objective.centre.numpy())
+    expected = reference([same.numpy() @ student.T] * 2, [same.numpy() @ teacher.T] * 2, objective.center.numpy())
     np.testing.assert_allclose(loss, expected, rtol=1e-9)
 
 
@@ -140,42 +140,42 @@ def test_embedding_and_target_are_the_units_before_the_prototypes() -> None:
     torch.testing.assert_close(outcome.target, target, rtol=1e-8, atol=1e-12)
 
 
-# --- centre -------------------------------------------------------------------------------------------------------
+# --- center -------------------------------------------------------------------------------------------------------
 
 
-def test_centre_follows_the_mean_of_what_the_teacher_says_of_both_global_views() -> None:
+def test_center_follows_the_mean_of_what_the_teacher_says_of_both_global_views() -> None:
     objective, _, teacher = plain()
-    start, history = objective.centre.clone(), []
+    start, history = objective.center.clone(), []
     for step in range(3):
         views = [normal(3, 4, seed=10 * step + i) for i in range(4)]
-        before = objective.centre.clone()
+        before = objective.center.clone()
         outcome = outcome_of(objective, [images(view) for view in views])
-        assert torch.equal(objective.centre, before), "the loss is that of the centre of the steps before"
+        assert torch.equal(objective.center, before), "the loss is that of the center of the steps before"
         objective.after_step(outcome)
         history.append([view.numpy() @ teacher.T for view in views[:2]])
-    np.testing.assert_allclose(objective.centre.numpy(), centre_reference(history, start.numpy(), 0.9), rtol=1e-10)
+    np.testing.assert_allclose(objective.center.numpy(), center_reference(history, start.numpy(), 0.9), rtol=1e-10)
 
 
-def test_centre_end_to_end() -> None:
-    objective, views = small("dino", centre_momentum=0.6).eval(), global_and_local()
-    assert not objective.centre.any()
+def test_center_end_to_end() -> None:
+    objective, views = small("dino", center_momentum=0.6).eval(), global_and_local()
+    assert not objective.center.any()
     objective.after_step(outcome_of(objective, views))
     said = [logits(objective, view, "teacher_backbone", "teacher_head") for view in views[:2]]
-    expected = centre_reference([said], np.zeros(PROTOTYPES), 0.6)
-    np.testing.assert_allclose(objective.centre.numpy(), expected, rtol=1e-8, atol=1e-14)
-    assert "centre" in objective.state_dict()
+    expected = center_reference([said], np.zeros(PROTOTYPES), 0.6)
+    np.testing.assert_allclose(objective.center.numpy(), expected, rtol=1e-8, atol=1e-14)
+    assert "center" in objective.state_dict()
 
 
-def test_centre_of_a_constant_teacher_is_what_it_says_and_leaves_no_favourite() -> None:
+def test_center_of_a_constant_teacher_is_what_it_says_and_leaves_no_favorite() -> None:
     """What all images have in common is taken out: the target becomes uniform."""
-    objective, _, teacher = plain(centre_momentum=0.5)
+    objective, _, teacher = plain(center_momentum=0.5)
     same = normal(1, 4).repeat(3, 1)
     entropies = []
     for _ in range(45):
         outcome = outcome_of(objective, [images(same)] * 2)
         objective.after_step(outcome)
         entropies.append(outcome.metrics["teacher_entropy"].item())
-    np.testing.assert_allclose(objective.centre.numpy(), teacher @ same[0].numpy(), rtol=1e-10, atol=1e-12)
+    np.testing.assert_allclose(objective.center.numpy(), teacher @ same[0].numpy(), rtol=1e-10, atol=1e-12)
     assert entropies[0] < 0.9 * math.log(PROTOTYPES)
     assert entropies[-1] == pytest.approx(math.log(PROTOTYPES), rel=1e-10)
 

@@ -84,7 +84,7 @@ def test_losses_differ_between_images_and_follow_them_when_the_batch_is_permuted
     assert len(set(straight.loss.tolist())) == 5
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - {"cvsa", "lewel", "moco"}))  # keys are normalised in groups
+@pytest.mark.parametrize("name", sorted(set(NAMES) - {"cvsa", "lewel", "moco"}))  # keys are normalized in groups
 def test_batch_norm_does_not_mind_a_permuted_batch(name: str) -> None:
     views, order = pictures(), torch.tensor([3, 0, 4, 2, 1])
     straight = small(name).train()(views, seeded(), labels())
@@ -104,11 +104,11 @@ def test_an_image_has_a_part_in_the_losses_of_others_only_where_they_hang_togeth
 
 
 @every_objective
-def test_only_a_labelled_objective_looks_at_labels(name: str) -> None:
+def test_only_a_labeled_objective_looks_at_labels(name: str) -> None:
     objective, views = small(name).eval(), pictures()
     given, others = (objective(views, seeded(), these) for these in (labels(), labels().flip(0)))
-    assert torch.equal(given.loss, others.loss) != objective.labelled
-    if not objective.labelled:
+    assert torch.equal(given.loss, others.loss) != objective.labeled
+    if not objective.labeled:
         assert torch.equal(given.loss, objective(views, seeded()).loss)
 
 

@@ -426,7 +426,7 @@ def test_settings_of_the_authors(batch: int) -> None:
     found = flat(build_config({"data": "x", "method": "lewel-byol", "batch": batch}))
     assert (found["optim.rule"], found["optim.lr"]) == ("lars", pytest.approx(3.6 * batch / 1024))
     assert (found["optim.weight_decay"], found["optim.warmup_epochs"]) == (1.5e-6, 10)
-    assert (found["views.scale"], found["views.blur"], found["views.second_solarise"]) == ([0.2, 1.0], 1.0, 0.2)
+    assert (found["views.scale"], found["views.blur"], found["views.second_solarize"]) == ([0.2, 1.0], 1.0, 0.2)
     assert (found["objective.momentum"], found["objective.heads"], found["objective.hidden"]) == (0.996, 4, 4096)
     moco, base = (flat(build_config({"data": "x", "method": name, "batch": batch})) for name in ("lewel", "moco-v2"))
     alike = [name for name in base if name.startswith(("optim.", "views."))]

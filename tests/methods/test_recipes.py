@@ -220,13 +220,13 @@ def test_what_is_given_wins_over_what_the_authors_set() -> None:
 
 def test_views_of_the_methods() -> None:
     first, second = build_config({"data": "x", "method": "byol"}).views.kinds()
-    assert (first.blur, first.solarise, second.blur, second.solarise) == (1.0, 0.0, 0.1, 0.2)
+    assert (first.blur, first.solarize, second.blur, second.solarize) == (1.0, 0.0, 0.1, 0.2)
     dino = build_config({"data": "x", "method": "dino"}).views.kinds()
     assert [kind.resolution for kind in dino] == [224, 224, *[96] * 8]
     assert {kind.scale for kind in dino[2:]} == {(0.05, 0.14)}
     assert build_config({"data": "x", "method": "simclr"}).views.hue == 0.2
     supervised = build_config({"data": "x", "method": "supervised"}).views
-    assert supervised.jitter == supervised.blur == supervised.grey == 0
+    assert supervised.jitter == supervised.blur == supervised.gray == 0
 
 
 # --- names ---------------------------------------------------------------------------------------------------------

@@ -61,7 +61,7 @@ def test_equal_logits_cost_the_logarithm_of_the_classes() -> None:
 def test_takes_one_view_and_needs_labels() -> None:
     objective = small("supervised")
     assert objective.views == 1
-    assert objective.labelled
+    assert objective.labeled
     assert objective.head.out_features == 3
     with pytest.raises(AssertionError):
         objective(pictures(views=1), seeded())

@@ -15,13 +15,13 @@ from reference.gradcam import differences
 
 
 def spread(n: int, dim: int, seed: int = 0) -> Tensor:
-    """Some dimensions with too little deviation, some with enough; correlated, and not centred."""
+    """Some dimensions with too little deviation, some with enough; correlated, and not centered."""
     scale = torch.tensor([0.2, 3.0, 0.5, 5.0, 0.05], dtype=torch.float64)[:dim]
     mixed = normal(n, dim, seed=seed) @ (torch.eye(dim).double() + 0.2 * normal(dim, dim, seed=seed + 1))
     return mixed * scale + normal(dim, seed=seed + 2)
 
 
-def centred(z: Tensor) -> Tensor:
+def centered(z: Tensor) -> Tensor:
     return z - z.mean(0)
 
 
@@ -36,7 +36,7 @@ def plain(dim: int, **settings: float) -> Any:
 @settings(max_examples=50, deadline=None)
 def test_variance_and_covariance_against_loops(n: int, dim: int, seed: int) -> None:
     z = spread(n, dim, seed)
-    variance, covariance = variance_parts(centred(z)), covariance_parts(centred(z))
+    variance, covariance = variance_parts(centered(z)), covariance_parts(centered(z))
     assert variance.mean().item() == pytest.approx(reference.variance(z.numpy()), rel=1e-9, abs=1e-12)
     assert covariance.mean().item() == pytest.approx(reference.covariance(z.numpy()), rel=1e-9, abs=1e-12)
     np.testing.assert_allclose(variance.numpy(), reference.variance_parts(z.numpy()), rtol=1e-9, atol=1e-11)
@@ -86,14 +86,14 @@ def test_gradients_against_finite_differences() -> None:
 
 
 def test_split_is_of_each_image() -> None:
-    z, order = centred(spread(6, 4)), torch.tensor([5, 2, 0, 1, 4, 3])
+    z, order = centered(spread(6, 4)), torch.tensor([5, 2, 0, 1, 4, 3])
     for split in (variance_parts, covariance_parts):
         assert split(z).std() > 1e-3
         torch.testing.assert_close(split(z[order]), split(z)[order], rtol=1e-9, atol=1e-12)
 
 
 def test_a_deviation_above_one_is_enough() -> None:
-    z = centred(normal(8, 3))
+    z = centered(normal(8, 3))
     wide = (1.01 * z / z.std(0)).requires_grad_()
     variance = variance_parts(wide)
     (slope,) = torch.autograd.grad(variance.sum(), wide)

@@ -12,7 +12,7 @@ def network() -> nn.Sequential:
     return nn.Sequential(nn.Conv2d(2, 3, 3), nn.BatchNorm2d(3), nn.Flatten(), nn.Linear(3, 2)).double()
 
 
-def randomise(module: nn.Module) -> None:
+def randomize(module: nn.Module) -> None:
     with torch.no_grad():
         for tensor in [*module.parameters(), *module.buffers()]:
             if tensor.is_floating_point():
@@ -26,7 +26,7 @@ def test_moving_average_against_loops(momentum: float) -> None:
     begun = [p.detach().numpy().copy() for p in online.parameters()]
     history: list[list[np.ndarray]] = []
     for _ in range(5):
-        randomise(online)
+        randomize(online)
         history.append([p.detach().numpy().copy() for p in online.parameters()])
         follow(twin, online, momentum)
     for i, parameter in enumerate(twin.parameters()):
@@ -37,8 +37,8 @@ def test_moving_average_against_loops(momentum: float) -> None:
 def test_buffers_of_both_stay_as_they_are() -> None:
     online = network()
     twin = momentum_twin(online)
-    randomise(online)
-    randomise(twin)
+    randomize(online)
+    randomize(twin)
     kept = [{k: v.clone() for k, v in m.named_buffers()} for m in (online, twin)]
     weights = [p.clone() for p in online.parameters()]
     follow(twin, online, 0.5)
@@ -49,7 +49,7 @@ def test_buffers_of_both_stay_as_they_are() -> None:
 
 def test_twin_is_an_equal_copy_of_its_own() -> None:
     online = network()
-    randomise(online)
+    randomize(online)
     twin = momentum_twin(online)
     for (name, a), (_, b) in zip(online.state_dict().items(), twin.state_dict().items(), strict=True):
         assert torch.equal(a, b), name

@@ -180,7 +180,7 @@ def ranks(tmp_path_factory: pytest.TempPathFactory) -> list[Results]:
 
 
 @pytest.mark.parametrize("name", NORMS)
-def test_two_processes_normalise_as_one(ranks: list[Results], name: str) -> None:
+def test_two_processes_normalize_as_one(ranks: list[Results], name: str) -> None:
     found, expected = [rank[name] for rank in ranks], passes(made(name), name, WHOLE)
     for part in ("outputs", "slopes"):
         same(torch.cat([rank[part] for rank in found], dim=1), expected[part])
@@ -202,7 +202,7 @@ def test_norms_that_are_not_joined_differ(ranks: list[Results]) -> None:
     assert not torch.allclose(apart, passes(made("2d"), "2d", WHOLE)["outputs"], atol=0.1)
 
 
-def test_half_precision_is_normalised_in_full_and_comes_back_half(ranks: list[Results]) -> None:
+def test_half_precision_is_normalized_in_full_and_comes_back_half(ranks: list[Results]) -> None:
     half = torch.cat([rank["half"] for rank in ranks])
     assert half.dtype == torch.bfloat16
     x = rows("2d", 0)[0].bfloat16().float()

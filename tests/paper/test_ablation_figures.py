@@ -17,7 +17,7 @@ from finesight.paper.ablation_figures import Panel, ablation_figure, bars, data_
 from finesight.paper.ablation_run import LABEL_FREE, Records, result_rows
 from finesight.paper.ablation_study import Study, open_study
 
-GREY = np.full((24, 24, 3), 128, np.uint8)
+GRAY = np.full((24, 24, 3), 128, np.uint8)
 
 
 def study(name: str, data: Path, out: Path, seeds: Sequence[int] = (0, 1)) -> Study:
@@ -38,7 +38,7 @@ def made_up(job: Study) -> Records:
                 for p, name in enumerate(poolings)
             }
             curve = [(epoch, 10.0 + t * epoch + seed) for epoch in range(1, 5)]
-            epochs = {"val_rank1": curve, "val_mAP": curve} if job.labelled else {}
+            epochs = {"val_rank1": curve, "val_mAP": curve} if job.labeled else {}
             epochs |= {"kl": curve, "mask_entropy": curve}
             end = {name: 0.5 + 0.1 * t + seed for name in LABEL_FREE}
             records[training, seed] = {"scores": scores, "end": end, "epochs": epochs}
@@ -142,9 +142,9 @@ def test_curves_over_epochs_say_when_projections_were_chosen(
 
 @pytest.mark.parametrize("name", ["k-sweep", "branch", "projections"])
 def test_without_labels_the_figure_shows_the_training(
-    unlabelled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+    unlabeled: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    job = study(name, unlabelled, tmp_path)
+    job = study(name, unlabeled, tmp_path)
     figure = drawn_figure(job, monkeypatch)
     labels = {axes.get_xlabel() if name == "branch" else axes.get_ylabel() for axes in figure.axes}
     assert labels == {"mask entropy (1: uniform)", "KL to GradCAM (nats)"}
@@ -172,7 +172,7 @@ def test_the_sheet_has_the_ends_of_the_order(count: int, shown: int) -> None:
     rng = np.random.default_rng(0)
     variances = rng.permutation(count) / 10.0
     answers = rng.normal(size=(2, count, 3, 3)).astype(np.float32)
-    figure = projection_sheet.__wrapped__("what\non what", [GREY, GREY], answers, variances.tolist())  # type: ignore[attr-defined]
+    figure = projection_sheet.__wrapped__("what\non what", [GRAY, GRAY], answers, variances.tolist())  # type: ignore[attr-defined]
     heads = [axes.get_title() for axes in figure.axes[: 1 + shown]]
     assert len(figure.axes) == 2 * (1 + shown)
     assert heads[0] == "image"
@@ -187,10 +187,10 @@ def test_the_sheet_has_the_ends_of_the_order(count: int, shown: int) -> None:
 def test_a_silent_projection_is_drawn_and_each_column_has_one_scale() -> None:
     answers = np.zeros((2, 2, 3, 3), np.float32)
     answers[0, 0, 1, 1] = 1.0
-    figure = projection_sheet.__wrapped__("t\nd", [GREY, GREY], answers, [0.1, 0.0])  # type: ignore[attr-defined]
+    figure = projection_sheet.__wrapped__("t\nd", [GRAY, GRAY], answers, [0.1, 0.0])  # type: ignore[attr-defined]
     (_, hot, silent), (_, cold, _) = figure.axes[:3], figure.axes[3:]
     pictures = [np.asarray(axes.images[0].get_array()) for axes in (hot, cold, silent)]
     assert np.ptp(pictures[0].astype(int).sum(2)) > 50
     assert np.ptp(pictures[1].astype(int).sum(2)) == 0, "nothing in this image, on the scale of the other"
     assert np.array_equal(pictures[1], pictures[2])
-    assert size(projection_sheet("t\nd", [GREY, GREY], answers, [0.1, 0.0]))[0] > 400
+    assert size(projection_sheet("t\nd", [GRAY, GRAY], answers, [0.1, 0.0]))[0] > 400

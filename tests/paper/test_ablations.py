@@ -356,8 +356,8 @@ def test_a_variance_is_that_of_the_answers_over_the_cells(chosen: tuple[Study, R
 # --- other data -------------------------------------------------------------------------------------------------------
 
 
-def test_without_labels_the_training_s_own_numbers_are_shown(unlabelled: Path, tmp_path: Path) -> None:
-    job, _, results = finished(study("projections", unlabelled, tmp_path))
+def test_without_labels_the_training_s_own_numbers_are_shown(unlabeled: Path, tmp_path: Path) -> None:
+    job, _, results = finished(study("projections", unlabeled, tmp_path))
     assert not results["labelled"]
     assert {"kl", "mask_entropy", "effective_rank"} <= results["rows"][0].keys()
     assert not {"rank1", "mAP", "attention"} & results["rows"][0].keys()
@@ -365,8 +365,8 @@ def test_without_labels_the_training_s_own_numbers_are_shown(unlabelled: Path, t
     assert "mask entropy" in ablation_table(results)[0]
     assert png_size(tmp_path / "figure.png")[0] > 1000
     assert len(read_csv(tmp_path / "variances.csv")) == 32
-    assert study("k-sweep", unlabelled, tmp_path / "k").ablation is K_SWEEP_APART
-    reading = study("reading", unlabelled, tmp_path / "reading")
+    assert study("k-sweep", unlabeled, tmp_path / "k").ablation is K_SWEEP_APART
+    reading = study("reading", unlabeled, tmp_path / "reading")
     assert [row.training for row in reading.rows] == list(reading.ablation.trainings), "a bar a training"
     assert job.ablation.figure == "epochs"
 

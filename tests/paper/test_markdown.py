@@ -71,7 +71,7 @@ def test_a_block_without_end_is_refused(text: str) -> None:
         update(text, NEW)
 
 
-def test_a_misspelt_block_is_refused() -> None:
+def test_a_misspelled_block_is_refused() -> None:
     with pytest.raises(FineSightError, match=r"bench:cpu-50:score -->: there is no such table"):
         update(marked("cpu-50:score") + marked("cpu-50:gains"), NEW)
 

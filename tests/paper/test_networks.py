@@ -63,7 +63,7 @@ def test_time_that_nobody_took_is_not_known(done: Bench, tmp_path: Path) -> None
     assert known.peak_memory_mb > 50
 
 
-def test_a_run_of_which_nothing_is_learnt_may_change_its_settings(cub: Path, tmp_path: Path) -> None:
+def test_a_run_of_which_nothing_is_learned_may_change_its_settings(cub: Path, tmp_path: Path) -> None:
     job, run = tiny.bench(cub, tmp_path), RunFolder(tmp_path / "run")
     with run.locked():
         run.enter(job.config("moco-v2", 0).located(), restart=False)

@@ -82,7 +82,7 @@ def test_the_paper_profile_is_what_the_paper_says(network: str) -> None:
 # --- the other systems of the paper's tables --------------------------------------------------------------------------
 
 SAME = ("epochs", "batch", "limit_classes", "backbone", "test_resolution", "initial_share", "validation")
-VIEWS = ("resolution", "saturation", "hue", "grey")
+VIEWS = ("resolution", "saturation", "hue", "gray")
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -100,7 +100,7 @@ def test_every_system_of_the_tables_sees_what_moco_sees_as_long_as_it_does(name:
 
 
 @pytest.mark.parametrize("name", ["cpu-50", "paper"])
-def test_other_objectives_keep_their_authors_optimiser(name: str) -> None:
+def test_other_objectives_keep_their_authors_optimizer(name: str) -> None:
     batch = PROFILES[name].settings["batch"]
     byol, simsiam, supervised, dino = (config(name, network) for network in ("byol", "simsiam", "supervised", "dino"))
     assert (byol.optim.rule, byol.optim.lr) == ("lars", pytest.approx(0.45 * batch / 256))
@@ -121,7 +121,7 @@ def test_a_twin_follows_as_fast_as_a_short_training_needs() -> None:
     assert config("cpu-50", "lewel").objective.queue == config("cpu-50", "cvsa").objective.queue == 750
 
 
-def test_a_misspelt_setting_is_not_dropped_as_another_methods() -> None:
+def test_a_misspelled_setting_is_not_dropped_as_another_methods() -> None:
     settings = {"objective.qeue": 5, "epochs": 1}
     assert fitting(settings, "lcr") == settings
     assert fitting(settings, "byol") == {"epochs": 1}

@@ -120,7 +120,7 @@ def test_views_are_new_every_epoch_and_crops_of_the_images(task: Task, monkeypat
     run(replace(task, epochs=2))
     config = drawn[0][0]
     assert (config.scale, config.flip) == ((0.08, 1.0), 0.5)
-    assert not any((config.jitter, config.grey, config.blur, config.solarise))
+    assert not any((config.jitter, config.gray, config.blur, config.solarize))
     assert not torch.equal(drawn[0][1].crop, drawn[1][1].crop)
     assert not torch.equal(drawn[0][1].flip, drawn[1][1].flip)
 
@@ -153,10 +153,10 @@ def test_a_fraction_does_not_depend_on_the_others(task: Task) -> None:
 
 def test_it_learns_what_is_easy(encoder: Encoder, tmp_path: Path) -> None:
     for split in ("train", "test"):
-        for name, colour in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
+        for name, color in (("red", (200, 30, 30)), ("blue", (30, 30, 200))):
             (tmp_path / split / name).mkdir(parents=True)
             for shade in range(4):
-                image = Image.new("RGB", (40, 40), tuple(value + 10 * shade for value in colour))
+                image = Image.new("RGB", (40, 40), tuple(value + 10 * shade for value in color))
                 image.save(tmp_path / split / name / f"{shade}.png")
     rules = Protocol("released", probe_epochs=10)
     scores = evaluate(encoder, tmp_path, fractions=(100,), protocol=rules, progress=False).scores

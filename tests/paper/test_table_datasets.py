@@ -10,7 +10,7 @@ import tiny
 from finesight.data.layouts.official import OFFICIAL
 from finesight.errors import FineSightError
 from finesight.paper.published import TABLE_1, paper_results
-from finesight.paper.table_datasets import CUB, DATASETS, opened, recognised
+from finesight.paper.table_datasets import CUB, DATASETS, opened, recognized
 
 
 def test_the_columns_are_the_papers() -> None:
@@ -21,19 +21,19 @@ def test_the_columns_are_the_papers() -> None:
     assert len({dataset.runs for dataset in DATASETS.values()}) == len(DATASETS)
 
 
-def test_birds_are_recognised(cub: Path) -> None:
-    assert recognised([str(cub)]) == {"cub": cub}
-    assert recognised([]) == {}
+def test_birds_are_recognized(cub: Path) -> None:
+    assert recognized([str(cub)]) == {"cub": cub}
+    assert recognized([]) == {}
     assert len(opened(CUB, cub)) == 72
 
 
 def test_other_data_and_the_same_twice_are_refused(cub: Path, class_folders: Path) -> None:
     with pytest.raises(FineSightError, match=r"of CUB-200-2011, .*, FGVC Aircraft; --data .* is class folders"):
-        recognised([str(class_folders)])
+        recognized([str(class_folders)])
     with pytest.raises(FineSightError, match="--data gives CUB-200-2011 twice"):
-        recognised([str(cub), str(cub)])
+        recognized([str(cub), str(cub)])
     with pytest.raises(FineSightError, match="does not exist"):
-        recognised(["nowhere"])
+        recognized(["nowhere"])
 
 
 def test_the_name_of_the_folder_is_no_setting(cub: Path, tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from png import Pixels, count, decode
 def test_a_falling_curve_falls_in_the_picture() -> None:
     pixels = decode(figures.curves({"loss": [(i, 100.0 - i) for i in range(50)]}))
     line = (pixels == np.rint(np.array(to_rgb(ACCENT)) * 255)).all(-1)
-    line[: pixels.shape[0] // 6] = False  # the last value, written in the same colour
+    line[: pixels.shape[0] // 6] = False  # the last value, written in the same color
     heights = [np.flatnonzero(line[:, x]).mean() for x in np.flatnonzero(line.any(0))]
     assert np.corrcoef(heights, np.arange(len(heights)))[0, 1] > 0.99
 
@@ -91,14 +91,14 @@ POINTS = {1: [40.0, 42.0], 4: [44.0, 46.0], 32: [50.0, 51.0], 256: [47.0, 47.5]}
 BASELINES = {"MoCo v2, average": [30.0, 34.0]}
 
 
-def coloured(pixels: Pixels, colour: str) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (pixels == np.rint(np.array(to_rgb(colour)) * 255)).all(-1)
+def colored(pixels: Pixels, color: str) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (pixels == np.rint(np.array(to_rgb(color)) * 255)).all(-1)
     return found
 
 
 def line_heights(png: bytes) -> dict[int, float]:
     """Of the mean's line, by column; from above."""
-    line = coloured(decode(png), ACCENT)
+    line = colored(decode(png), ACCENT)
     return {int(x): float(np.flatnonzero(line[:, x]).mean()) for x in np.flatnonzero(line.any(0))}
 
 
@@ -116,7 +116,7 @@ def test_the_order_of_k_does_not_matter() -> None:
 
 def test_every_seed_is_a_dot() -> None:
     def pale(png: bytes) -> int:
-        """Dots are the line's colour, thinner."""
+        """Dots are the line's color, thinner."""
         wanted = np.rint(255 * (0.45 * np.array(to_rgb(ACCENT)) + 0.55))
         return int((np.abs(decode(png).astype(float) - wanted).max(-1) <= 2).sum())
 
@@ -129,8 +129,8 @@ def test_every_seed_is_a_dot() -> None:
 def test_a_baseline_is_a_dashed_line_at_its_mean_with_its_name_beside_it() -> None:
     flat = {1: [40.0], 256: [40.0]}
     pixels = decode(figures.k_curve(flat, {"MoCo v2": [30.0, 34.0], "top": [48.0]}, "rank-1"))
-    dark = coloured(pixels, INK)
-    line = coloured(pixels, ACCENT)
+    dark = colored(pixels, INK)
+    line = colored(pixels, ACCENT)
     right = np.flatnonzero(line.any(0)).max()
     rows = [y for y in range(40, len(pixels) - 60) if dark[y, 60:right].sum() > 0.35 * (right - 60)]
     assert rows, "no dashes"
@@ -143,7 +143,7 @@ def test_a_baseline_is_a_dashed_line_at_its_mean_with_its_name_beside_it() -> No
 def names_of(baselines: dict[str, list[float]]) -> list[tuple[int, int]]:
     """Rows of the picture that the names right of the panel take, from above."""
     pixels = decode(figures.k_curve({1: [40.0], 256: [40.0]}, baselines, "x"))
-    right = np.flatnonzero(coloured(pixels, ACCENT).any(0)).max() + 25
+    right = np.flatnonzero(colored(pixels, ACCENT).any(0)).max() + 25
     ink = (pixels[:, right:].max(-1) < 140).any(1)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], ink.astype(int), [0]])))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))

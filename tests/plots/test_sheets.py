@@ -14,7 +14,7 @@ from png import Pixels, count, decode, flat
 
 
 def where(pixels: Pixels, value: int) -> tuple[slice, slice]:
-    """The bounding box of the pixels that have this grey value: a tile showing a flat image."""
+    """The bounding box of the pixels that have this gray value: a tile showing a flat image."""
     # Rows and columns in which the value is common, because single letters' pixels may have it by chance.
     hits = (pixels == value).all(-1)
     rows, columns = np.flatnonzero(hits.sum(1) > 40), np.flatnonzero(hits.sum(0) > 40)
@@ -44,20 +44,20 @@ def test_the_hot_spot_lies_where_the_map_has_it(y: int, x: int) -> None:
     assert found == pytest.approx(((y + 0.5) / 7, (x + 0.5) / 7), abs=0.08)
 
 
-def test_blend_upsamples_bilinearly_between_cell_centres() -> None:
+def test_blend_upsamples_bilinearly_between_cell_centers() -> None:
     image = flat(100, 8, 8)
     expected = np.clip((np.arange(8) + 0.5) / 4 - 0.5, 0, 1)  # align_corners=False, two cells over eight pixels
     weight = 0.45 + 0.3 * expected[:, None]
-    colours = (1 - weight) * 100 + weight * tiles.HEAT(expected)[:, :3] * 255
+    colors = (1 - weight) * 100 + weight * tiles.HEAT(expected)[:, :3] * 255
     got = tiles.blend(image, np.array([[0.0, 1.0]]))
-    np.testing.assert_allclose(got, np.broadcast_to(colours, (8, 8, 3)), atol=1)
+    np.testing.assert_allclose(got, np.broadcast_to(colors, (8, 8, 3)), atol=1)
 
 
-def test_blend_takes_the_colour_out_of_the_image_so_that_only_heat_has_colour() -> None:
-    red, grey = np.zeros((4, 4, 3), np.uint8), flat(round(0.299 * 255), 4, 4)
+def test_blend_takes_the_color_out_of_the_image_so_that_only_heat_has_color() -> None:
+    red, gray = np.zeros((4, 4, 3), np.uint8), flat(round(0.299 * 255), 4, 4)
     red[..., 0] = 255
     heat = np.full((2, 2), 0.5)
-    np.testing.assert_allclose(tiles.blend(red, heat), tiles.blend(grey, heat), atol=1)
+    np.testing.assert_allclose(tiles.blend(red, heat), tiles.blend(gray, heat), atol=1)
 
 
 @pytest.mark.parametrize(
@@ -146,7 +146,7 @@ def test_the_verdict_is_also_a_sign_for_eyes_that_do_not_tell_red_from_green(
     assert sheets.retrieval_rows([row([True])]) != sheets.retrieval_rows([row([False])])
 
 
-def test_rows_of_different_lengths_and_no_neighbours() -> None:
+def test_rows_of_different_lengths_and_no_neighbors() -> None:
     rows = [row([True] * 4), RetrievalRow(flat(9), [flat(8)]), RetrievalRow(flat(9), [])]
     assert decode(sheets.retrieval_rows(rows)).shape[0] > 3 * 1.18 * 144
     decode(sheets.retrieval_rows([RetrievalRow(flat(9), [])]))

@@ -150,7 +150,7 @@ CHANGES: list[tuple[dict[str, Any], set[str]]] = [
     ({"divergence": "attention_target"}, {"loss", "encoder", "branch"}),
     ({"reduction": "sum"}, {"loss", "encoder", "branch"}),
     ({"reduction": "elements"}, {"loss", "encoder", "branch"}),
-    # these act elsewhere: in the total loss, the optimiser, at test time
+    # these act elsewhere: in the total loss, the optimizer, at test time
     ({"lam": 2.0, "nu": 2.0, "branch_lr": None}, set()),
     ({"mask_range": "batch", "mask_divisor": "max", "mask_power": 1.0, "pooling": "average"}, set()),
     ({"probe_input": "raw", "projector": "3-layer-bn", "checkpoint": "best"}, set()),

@@ -1,4 +1,4 @@
-"""Barlow Twins: standardise over the batch, correlate every dimension with every other, ask for the identity."""
+"""Barlow Twins: standardize over the batch, correlate every dimension with every other, ask for the identity."""
 
 import math
 
@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def standardised(z: Array, eps: float = 1e-5) -> Array:
+def standardized(z: Array, eps: float = 1e-5) -> Array:
     """Each dimension less its mean, over its deviation (biased, with batch norm's ε). (N, D) -> (N, D)"""
     n, dim = z.shape
     result = np.zeros_like(z)
@@ -21,7 +21,7 @@ def standardised(z: Array, eps: float = 1e-5) -> Array:
 
 
 def correlation(a: Array, b: Array) -> Array:
-    """C of standardised outputs. (N, D), (N, D) -> (D, D)"""
+    """C of standardized outputs. (N, D), (N, D) -> (D, D)"""
     n, dim = a.shape
     c = np.zeros((dim, dim))
     for i, j in np.ndindex(dim, dim):

@@ -13,7 +13,7 @@ Array = NDArray[np.float64]
 def cropped_map(
     full: NDArray[np.uint8], size: tuple[int, int], crop: tuple[int, int, int, int], flip: bool, side: int
 ) -> Array:
-    """Where an output pixel's centre lies in the image, where that is on the map, and the four cells around."""
+    """Where an output pixel's center lies in the image, where that is on the map, and the four cells around."""
     top, left, height, width = crop
     rows, columns = full.shape
     result = np.zeros((side, side))
@@ -84,7 +84,7 @@ def bicubic(plane: Array, side: int) -> Array:
 
 
 def texture(noise: Array, side: int) -> Array:
-    """(3, 8, 8) -> (3, R, R): octaves of 8, 16 and 32 cells weighted 1, 1/2, 1/4 choose between two colours."""
+    """(3, 8, 8) -> (3, R, R): octaves of 8, 16 and 32 cells weighted 1, 1/2, 1/4 choose between two colors."""
     octaves = [bicubic(np.tile(noise[k], (2**k, 2**k)), side) for k in range(3)]
     field = 0.5 + sum((octave - 0.5) / 2**k for k, octave in enumerate(octaves))
     result = np.zeros((3, side, side))

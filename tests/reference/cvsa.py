@@ -20,11 +20,11 @@ def alignment(cells: Array, key: Array, share: Array, temperature: float) -> Arr
             continue
         logits = [dot(vector, k) / temperature for vector in vectors]
         largest = max(logits)
-        normaliser = largest + math.log(math.fsum(math.exp(logit - largest) for logit in logits))
+        normalizer = largest + math.log(math.fsum(math.exp(logit - largest) for logit in logits))
         loss = 0.0
         for logit, part in zip(logits, object_share, strict=True):
             if part > 0:
-                loss += part / total * (math.log(part / total) - (logit - normaliser))
+                loss += part / total * (math.log(part / total) - (logit - normalizer))
         losses.append(loss)
     return np.array(losses)
 

@@ -1,4 +1,4 @@
-"""DINO: cross-entropy between the teacher's and the student's assignment of different views, and the centre."""
+"""DINO: cross-entropy between the teacher's and the student's assignment of different views, and the center."""
 
 import math
 from collections.abc import Sequence
@@ -23,23 +23,23 @@ def cross_entropy(p: Sequence[float], logits: Sequence[float]) -> float:
 
 
 def dino(
-    student: Sequence[Array], teacher: Sequence[Array], centre: Array, student_t: float = 0.1, teacher_t: float = 0.04
+    student: Sequence[Array], teacher: Sequence[Array], center: Array, student_t: float = 0.1, teacher_t: float = 0.04
 ) -> Array:
     """(N,): the mean over every teacher view and every other student view. Outputs are (N, P), one array a view."""
     losses = []
     for image in range(len(student[0])):
         terms = []
         for t, taught in enumerate(teacher):
-            target = softmax([(x - c) / teacher_t for x, c in zip(taught[image], centre, strict=True)])
-            for s, learnt in enumerate(student):
+            target = softmax([(x - c) / teacher_t for x, c in zip(taught[image], center, strict=True)])
+            for s, learned in enumerate(student):
                 if s != t:
-                    terms.append(cross_entropy(target, [x / student_t for x in learnt[image]]))
+                    terms.append(cross_entropy(target, [x / student_t for x in learned[image]]))
         losses.append(sum(terms) / len(terms))
     return np.array(losses)
 
 
-def centre(history: Sequence[Sequence[Array]], start: Array, momentum: float) -> Array:
-    """Where the centre is after steps in which the teacher said ``history``, each a list of views (N, P)."""
+def center(history: Sequence[Sequence[Array]], start: Array, momentum: float) -> Array:
+    """Where the center is after steps in which the teacher said ``history``, each a list of views (N, P)."""
     now = start.copy()
     for views in history:
         outputs = [output for view in views for output in view]

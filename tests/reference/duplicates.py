@@ -31,9 +31,9 @@ def groups(contents: Sequence[bytes | None], hashes: Sequence[int | None], dista
     return first
 
 
-def perceptual_hash(grey: NDArray[np.float64]) -> int:
-    """(32, 32) grey levels: the 64 lowest coefficients of the DCT after the first, along the diagonals."""
-    waves = scipy.fft.dctn(grey, norm="ortho")
+def perceptual_hash(gray: NDArray[np.float64]) -> int:
+    """(32, 32) gray levels: the 64 lowest coefficients of the DCT after the first, along the diagonals."""
+    waves = scipy.fft.dctn(gray, norm="ortho")
     lowest = [waves[u, total - u] for total in range(1, 12) for u in range(total + 1)][:64]
     middle = np.median(lowest)
     return int("".join("1" if wave > middle else "0" for wave in lowest), 2)

@@ -1,4 +1,4 @@
-"""k nearest neighbours with a weighted vote, by sorting everything, in plain loops."""
+"""k nearest neighbors with a weighted vote, by sorting everything, in plain loops."""
 
 import math
 
@@ -11,7 +11,7 @@ def vote(
 ) -> int:
     """The class with the largest sum of exp(cosine / temperature) over the k nearest; the lowest of equal ones.
 
-    Neighbours of the same cosine come in the order of their index.
+    Neighbors of the same cosine come in the order of their index.
     """
 
     def cosine(one: NDArray[np.float64]) -> float:

@@ -6,24 +6,24 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def lloyd(points: Array, centres: Array, rounds: int) -> Array:
-    """Each point to its nearest centre, each centre to the mean of its points, of length 1."""
-    centres = np.array(centres, np.float64)
+def lloyd(points: Array, centers: Array, rounds: int) -> Array:
+    """Each point to its nearest center, each center to the mean of its points, of length 1."""
+    centers = np.array(centers, np.float64)
     for _ in range(rounds):
-        sums, counts = np.zeros_like(centres), [0] * len(centres)
+        sums, counts = np.zeros_like(centers), [0] * len(centers)
         for point in points:
-            nearest = max(range(len(centres)), key=lambda n: float(point @ centres[n]))
+            nearest = max(range(len(centers)), key=lambda n: float(point @ centers[n]))
             sums[nearest] += point
             counts[nearest] += 1
         for n, count in enumerate(counts):
             if count:
-                centres[n] = sums[n] / np.linalg.norm(sums[n])
-    return centres
+                centers[n] = sums[n] / np.linalg.norm(sums[n])
+    return centers
 
 
-def closeness(points: Array, centres: Array) -> float:
-    """What k-means on the sphere makes as large as it can: the mean cosine of a point with its nearest centre."""
-    return float(np.mean([max(float(point @ centre) for centre in centres) for point in points]))
+def closeness(points: Array, centers: Array) -> float:
+    """What k-means on the sphere makes as large as it can: the mean cosine of a point with its nearest center."""
+    return float(np.mean([max(float(point @ center) for center in centers) for point in points]))
 
 
 def purity(labels: list[int], classes: list[str]) -> float:

@@ -1,4 +1,4 @@
-"""Bilinear resize with aligned pixel centres, pixel by pixel, and the two localisation measures on it."""
+"""Bilinear resize with aligned pixel centers, pixel by pixel, and the two localization measures on it."""
 
 import math
 

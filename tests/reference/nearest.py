@@ -1,4 +1,4 @@
-"""Neighbours and varied answers, one comparison after the other."""
+"""Neighbors and varied answers, one comparison after the other."""
 
 import numpy as np
 from numpy.typing import NDArray

@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 Array = NDArray[np.float64]
 
 
-def neighbours(y: int, x: int, height: int, width: int) -> list[tuple[int, int]]:
+def neighbors(y: int, x: int, height: int, width: int) -> list[tuple[int, int]]:
     near = [(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)]
     return [(v, u) for v, u in near if 0 <= v < height and 0 <= u < width]
 
@@ -55,7 +55,7 @@ def flooded(channel: Array, low: float, high: float) -> set[tuple[int, int]]:
     waiting = [at for at in np.ndindex(height, width) if on_border(*at, height, width) and low <= channel[at] <= high]
     reached = set(waiting)
     while waiting:
-        for at in neighbours(*waiting.pop(), height, width):
+        for at in neighbors(*waiting.pop(), height, width):
             if at not in reached and low <= channel[at] <= high:
                 reached.add(at)
                 waiting.append(at)

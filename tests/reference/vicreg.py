@@ -10,7 +10,7 @@ Array = NDArray[np.float64]
 EPS = 1e-4
 
 
-def centred(z: Array) -> Array:
+def centered(z: Array) -> Array:
     n, dim = z.shape
     means = [math.fsum(z[:, d]) / n for d in range(dim)]
     return np.array([[z[i, d] - means[d] for d in range(dim)] for i in range(n)])
@@ -19,7 +19,7 @@ def centred(z: Array) -> Array:
 def covariances(z: Array) -> Array:
     """Unbiased. (N, D) -> (D, D)"""
     n, dim = z.shape
-    x = centred(z)
+    x = centered(z)
     return np.array(
         [[math.fsum(x[k, i] * x[k, j] for k in range(n)) / (n - 1) for j in range(dim)] for i in range(dim)]
     )
@@ -53,7 +53,7 @@ def vicreg(a: Array, b: Array, weights: tuple[float, float, float] = (25.0, 25.0
 def variance_parts(z: Array) -> Array:
     """(N,): a deviation that lacks something is (var + ε) / s, and var a sum over images."""
     n, dim = z.shape
-    x, s = centred(z), deviations(z)
+    x, s = centered(z), deviations(z)
     shares = np.zeros(n)
     for k in range(n):
         for d in range(dim):
@@ -65,7 +65,7 @@ def variance_parts(z: Array) -> Array:
 def covariance_parts(z: Array) -> Array:
     """(N,): cov² is cov times a sum over images."""
     n, dim = z.shape
-    x, c = centred(z), covariances(z)
+    x, c = centered(z), covariances(z)
     shares = np.zeros(n)
     for k in range(n):
         for i, j in np.ndindex(dim, dim):

@@ -1,4 +1,4 @@
-"""The report of a run: one file that needs nothing else, with what was learnt, scored, searched and skipped."""
+"""The report of a run: one file that needs nothing else, with what was learned, scored, searched and skipped."""
 
 from __future__ import annotations
 
@@ -114,9 +114,9 @@ def test_after_evaluation(scored: tuple[Path, Finished]) -> None:
     assert "24 images each search all others" in (run / "report.html").read_text()
 
 
-def test_skipped_files_are_listed(unlabelled: Path, tmp_path: Path) -> None:
+def test_skipped_files_are_listed(unlabeled: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
-    succeeded(command("train", "--data", unlabelled, "--out", run, "--epochs", "1", "--method", "moco-v2", *plain()))
+    succeeded(command("train", "--data", unlabeled, "--out", run, "--epochs", "1", "--method", "moco-v2", *plain()))
     page = check_self_contained(run / "report.html")
     for name in ("broken.png", "notes.txt"):
         reason = page.cells[page.cells.index(name) + 1]
@@ -159,7 +159,7 @@ def test_search_rows_are_the_nearest_images(evaluation: Evaluation) -> None:
         order = np.argsort(-cosine, kind="stable")[:7]
         assert np.array_equal(row.query, cache.image(int(evaluation.test[query])))
         for place, found in enumerate(evaluation.test[order]):
-            assert np.array_equal(row.neighbours[place], cache.image(int(found)))
+            assert np.array_equal(row.neighbors[place], cache.image(int(found)))
             assert row.names[place] == source.classes[source.labels[found]]
             assert row.right[place] == (source.labels[found] == source.labels[evaluation.test[query]])
             assert row.scores[place] == pytest.approx(cosine[order[place]], abs=1e-5)

@@ -48,9 +48,9 @@ def engine(run: Path) -> Counting:
 
 
 @pytest.fixture
-def folder(unlabelled: Path, tmp_path: Path) -> Path:
+def folder(unlabeled: Path, tmp_path: Path) -> Path:
     """24 images, one broken one, and a text."""
-    return Path(shutil.copytree(unlabelled, tmp_path / "photos"))
+    return Path(shutil.copytree(unlabeled, tmp_path / "photos"))
 
 
 @pytest.fixture

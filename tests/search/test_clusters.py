@@ -18,7 +18,7 @@ from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.search import clusters as module
 from finesight.search.base import NewItems
-from finesight.search.clusters import cluster, default_count, first_centres, kmeans, sampled
+from finesight.search.clusters import cluster, default_count, first_centers, kmeans, sampled
 from finesight.search.contact import Row, write_sheets
 from finesight.search.faiss_index import FaissIndex
 from indexes import SPACES, batch, empty_index, filled_index, item, meta, units
@@ -40,9 +40,9 @@ def groups(
 ) -> tuple[np.ndarray, list[int]]:
     """Unit vectors close around ``count`` directions, mixed. -> vectors, which direction"""
     random = np.random.default_rng(0)
-    centres = np.linalg.qr(random.standard_normal((dimension, dimension)))[0][:count]
+    centers = np.linalg.qr(random.standard_normal((dimension, dimension)))[0][:count]
     owner = random.permutation(np.repeat(np.arange(count), each))
-    vectors = centres[owner] + spread * random.standard_normal((len(owner), dimension))
+    vectors = centers[owner] + spread * random.standard_normal((len(owner), dimension))
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32), owner.tolist()
 
 
@@ -55,7 +55,7 @@ def same_partition(one: list[int], two: list[int]) -> bool:
 
 def test_kmeans_is_lloyds_from_the_same_start() -> None:
     points = units(300, clusters=12)
-    start = first_centres(points, 8, np.random.default_rng(0))
+    start = first_centers(points, 8, np.random.default_rng(0))
     found = kmeans(points, start)
     reference = lloyd(points.astype(np.float64), start, module.ROUNDS)
     assert closeness(points, found) >= closeness(points, reference) - 1e-5
@@ -84,9 +84,9 @@ def test_members_come_nearest_first(tmp_path: Path) -> None:
     seen = []
     for number in range(len(found)):
         members = found.members(number)
-        cosines = vectors[members - 1] @ found.centres[number]
+        cosines = vectors[members - 1] @ found.centers[number]
         assert (np.diff(cosines) <= 1e-6).all()
-        assert (cosines >= (vectors[members - 1] @ found.centres.T).max(1) - 1e-6).all()  # each is at its nearest
+        assert (cosines >= (vectors[members - 1] @ found.centers.T).max(1) - 1e-6).all()  # each is at its nearest
         np.testing.assert_allclose(found.distances[found.places(number)], 1 - cosines, atol=1e-6)
         seen += members.tolist()
     assert sorted(seen) == list(range(1, 401))
@@ -97,14 +97,14 @@ def test_the_same_every_time(tmp_path: Path, method: str) -> None:
     index = filled_index(tmp_path / "index", units(500, clusters=20))
     one, two = (cluster(index, method) for _ in range(2))
     assert np.array_equal(one.labels, two.labels)
-    assert np.array_equal(one.centres, two.centres)
+    assert np.array_equal(one.centers, two.centers)
     if method == "kmeans":
         assert len(one) == default_count(500) == 16
         assert not np.array_equal(cluster(index, method, seed=1).labels, one.labels)
 
 
 def test_a_sample_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large index only some images are learnt from; all are put somewhere, but noise nowhere by HDBSCAN."""
+    """Of a large index only some images are learned from; all are put somewhere, but noise nowhere by HDBSCAN."""
     vectors, owner = groups(5, 120)
     noise = units(60, seed=5)
     index = filled_index(tmp_path / "index", np.concatenate([vectors, noise]))
@@ -196,11 +196,11 @@ def test_from_clusters_to_labels(tmp_path: Path, gallery: FaissIndex) -> None:
         writer = csv.DictWriter(stream, list(reversed(rows[0])), delimiter=";")  # as a spreadsheet may
         writer.writeheader()
         writer.writerows(rows)
-    told = json.loads(run(gallery.folder, "--apply", table, "-o", tmp_path / "labelled.csv", "--json"))
-    assert (told["images"], told["unlabelled"], told["unclear"]) == (9 + 10 + 2, 1 + 8, ["2"])
+    told = json.loads(run(gallery.folder, "--apply", table, "-o", tmp_path / "labeled.csv", "--json"))
+    assert (told["images"], told["unlabeled"], told["unclear"]) == (9 + 10 + 2, 1 + 8, ["2"])
     assert told["labels"] == ["finch", "sparrow", "tit", "wren"]
     (tmp_path / "images" / "sub" / "03.png").write_bytes(drawn(seed=3))
-    source = open_source(tmp_path / "labelled.csv")
+    source = open_source(tmp_path / "labeled.csv")
     assert len(source) == 21
     expected = {os.path.join(tmp_path / "images", row["path"]): row["label"] for row in (rows[20], rows[21])}
     expected |= {os.path.join(tmp_path / "images", row["path"]): "sparrow" for row in rows[10:20]}
@@ -212,7 +212,7 @@ def test_from_clusters_to_labels(tmp_path: Path, gallery: FaissIndex) -> None:
 
 def test_tables_that_say_nothing(tmp_path: Path, gallery: FaissIndex) -> None:
     run(gallery.folder, "-o", tmp_path / "out", "--method", "hdbscan", "--quiet")
-    out = tmp_path / "labelled.csv"
+    out = tmp_path / "labeled.csv"
     (tmp_path / "other.csv").write_text("a,b\n1,2\n")
     cases = [
         (("--apply", tmp_path / "out" / "clusters.csv", "-o", out), "no label that fits"),
@@ -248,8 +248,8 @@ def test_purity_of_drawn_look_alikes(birds: Path, record_property: pytest.Record
     )
     pixels -= pixels.mean(0)
     vectors = (pixels / np.linalg.norm(pixels, axis=1, keepdims=True)).astype(np.float32)
-    centres = kmeans(vectors, first_centres(vectors, len(set(names)), np.random.default_rng(0)))
-    share = purity((vectors @ centres.T).argmax(1).tolist(), names)
+    centers = kmeans(vectors, first_centers(vectors, len(set(names)), np.random.default_rng(0)))
+    share = purity((vectors @ centers.T).argmax(1).tolist(), names)
     record_property("purity", share)
     assert share >= purity([0] * len(names), names)
 

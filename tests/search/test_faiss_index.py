@@ -12,7 +12,7 @@ import pytest
 
 from finesight.errors import FineSightError
 from finesight.search import fitting, structures
-from finesight.search import item_store as catalogue_module
+from finesight.search import item_store as catalog_module
 from finesight.search.base import NewItems
 from finesight.search.faiss_index import FaissIndex
 from finesight.search.nearest import ranked, scan
@@ -322,7 +322,7 @@ def test_a_failing_commit_changes_nothing(tmp_path: Path, monkeypatch: pytest.Mo
     def fail(*args: object) -> object:
         raise RuntimeError("at the worst moment")
 
-    monkeypatch.setattr(catalogue_module, "_row", fail)
+    monkeypatch.setattr(catalog_module, "_row", fail)
     with pytest.raises(RuntimeError, match="worst"):
         index.add(batch([3, 90], units(2, seed=6)))
     assert contents(index) == before

@@ -15,7 +15,7 @@ from serving import drawn
 
 BUSY = json.dumps({"detail": "Too many at a time."})
 DRAWN = "canvas => canvas.toDataURL()"
-COLOURS = """(canvas, points) => {
+COLORS = """(canvas, points) => {
     const copy = new OffscreenCanvas(canvas.width, canvas.height).getContext("2d", {willReadFrequently: true});
     copy.drawImage(canvas, 0, 0);
     return points.map(([x, y]) => [
@@ -135,13 +135,13 @@ def test_overlay_follows_the_mask_and_the_slider(tab: Tab, bird: bytes) -> None:
     answer = httpx.get(f"{tab.url}api/attention/{page.url.split('q=')[1]}").json()
     mask, view = np.array(answer["mask"]), answer["view"]
 
-    def centre(cell: int) -> list[float]:
+    def center(cell: int) -> list[float]:
         row, column = np.unravel_index(cell, mask.shape)
         x = view["x"] + view["width"] * (column + 0.5) / mask.shape[1]
         return [float(x), float(view["y"] + view["height"] * (row + 0.5) / mask.shape[0])]
 
-    places = [centre(int(mask.argmax())), centre(int(mask.argmin())), [0.01, 0.01], [0.99, 0.99]]
-    high, low, *corners = page.locator("#query .heat").evaluate(COLOURS, places)
+    places = [center(int(mask.argmax())), center(int(mask.argmin())), [0.01, 0.01], [0.99, 0.99]]
+    high, low, *corners = page.locator("#query .heat").evaluate(COLORS, places)
     assert sum(high[:3]) > sum(low[:3]) + 100
     assert high[3] < low[3]
     assert corners[0] == corners[1]  # beside the view nothing is seen

@@ -204,16 +204,16 @@ def _drag_box_by_finger(page: Page) -> None:
 
 
 def contrast(page: Page, selector: str) -> float:
-    """WCAG's ratio of an element's colour and the page's own background."""
+    """WCAG's ratio of an element's color and the page's own background."""
     script = "node => [getComputedStyle(node).color, getComputedStyle(document.body).backgroundColor]"
-    colours = page.eval_on_selector(selector, script)
+    colors = page.eval_on_selector(selector, script)
 
     def luminance(text: str) -> float:
         values = np.array([int(part) for part in re.findall(r"\d+", text)[:3]]) / 255
         linear = np.where(values <= 0.04045, values / 12.92, ((values + 0.055) / 1.055) ** 2.4)
         return float(linear @ [0.2126, 0.7152, 0.0722])
 
-    low, high = sorted(map(luminance, colours))
+    low, high = sorted(map(luminance, colors))
     return (high + 0.05) / (low + 0.05)
 
 

@@ -489,7 +489,7 @@ def test_the_documentation_needs_nothing_from_elsewhere(web: TestClient) -> None
 def test_a_fault_is_a_sentence(place: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
     with service_for(place[0], Limits()) as service:
         web = client(service)
-        service.index.close()  # the catalogue cannot be read any more
+        service.index.close()  # the catalog cannot be read any more
         refused(web.get("/api/items/1"), 503, "log")
         service.subjects = None  # type: ignore[assignment]
         sentence = refused(web.get("/api/items/1"), 500, "log")

@@ -46,7 +46,7 @@ def bomb(width: int, height: int) -> bytes:
 
 
 def frames(kind: str) -> bytes:
-    pictures = [Image.new("RGB", (40, 40), colour) for colour in ("red", "green", "blue")]
+    pictures = [Image.new("RGB", (40, 40), color) for color in ("red", "green", "blue")]
     buffer = io.BytesIO()
     pictures[0].save(buffer, kind, save_all=True, append_images=pictures[1:], duration=50)
     return buffer.getvalue()

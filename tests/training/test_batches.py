@@ -18,7 +18,7 @@ Maker = Callable[..., Batches]
 
 @pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
-    """Pictures of different shapes, each of one colour that says which it is."""
+    """Pictures of different shapes, each of one color that says which it is."""
     root = tmp_path_factory.mktemp("pictures")
     for i in range(IMAGES):
         Image.new("RGB", (10 + i % 5, 10 + i % 3), (10 * i, 255 - 10 * i, i)).save(root / f"{i:02d}.png")
@@ -130,8 +130,8 @@ def test_randomness_of_a_step_depends_on_seed_and_step_alone() -> None:
 
 
 @pytest.fixture(scope="module")
-def labelled(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
-    """One folder per class; each picture's colour says which it is."""
+def labeled(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
+    """One folder per class; each picture's color says which it is."""
     root = tmp_path_factory.mktemp("classes")
     for i in range(12):
         folder = root / f"species-{i % 3}"
@@ -141,10 +141,10 @@ def labelled(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
 
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
-def test_labels_are_those_of_this_ranks_images(labelled: DecodedCache, processes: int) -> None:
+def test_labels_are_those_of_this_ranks_images(labeled: DecodedCache, processes: int) -> None:
     seen: set[int] = set()
     for rank in range(processes):
-        for batch in Batches(labelled, np.arange(12), batch=6, epochs=2, seed=1, rank=rank, processes=processes):
+        for batch in Batches(labeled, np.arange(12), batch=6, epochs=2, seed=1, rank=rank, processes=processes):
             assert batch.labels is not None
             assert batch.labels.dtype == torch.int64
             assert len(batch.labels) == len(batch.canvas) == 6 // processes
@@ -153,12 +153,12 @@ def test_labels_are_those_of_this_ranks_images(labelled: DecodedCache, processes
     assert seen == {0, 1, 2}
 
 
-def test_labels_of_chosen_images_and_of_none(labelled: DecodedCache, make: Maker) -> None:
+def test_labels_of_chosen_images_and_of_none(labeled: DecodedCache, make: Maker) -> None:
     """Indices are into the cache, not into the images that were chosen of it."""
     chosen = np.array([1, 5, 6, 11])
-    source = labelled.source.labels
+    source = labeled.source.labels
     assert source is not None
-    (batch,) = Batches(labelled, chosen, batch=4, epochs=1, seed=0)
+    (batch,) = Batches(labeled, chosen, batch=4, epochs=1, seed=0)
     assert batch.labels is not None
     assert sorted(batch.labels.tolist()) == sorted(source[chosen].tolist())
     assert batch.labels.tolist() == [picture % 3 for picture in who(batch.canvas)]

@@ -35,7 +35,7 @@ EACH, WIDTH = 6, 5
 
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="finding the second process needs /proc")
 def test_two_devices_train_as_one(birds: Path, tmp_path: Path) -> None:
-    """Batch norm is what must differ: each process normalises by its own half of the batch. So all norms keep their
+    """Batch norm is what must differ: each process normalizes by its own half of the batch. So all norms keep their
     statistics here (``backbone.frozen_norm``; the head and the branch have none). The rest must agree to rounding.
 
     Then a signal reaches the second process only (a terminal's Ctrl-C reaches both, in any order): they must agree to

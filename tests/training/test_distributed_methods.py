@@ -20,7 +20,7 @@ from small import CLASSES, small_module
 
 EACH, STEPS = 4, 2
 METHODS = sorted(OBJECTIVES.keys() - {"moco"})  # whose norms are each rank's own on purpose: see test_distributed.py
-# LEWEL's keys, as MoCo's, are normalised by shuffled halves: one rank sees one of them, one process both in turn.
+# LEWEL's keys, as MoCo's, are normalized by shuffled halves: one rank sees one of them, one process both in turn.
 KEYS = ("objective.key_backbone.", "objective.key_head.")
 STATISTICS = ("running_mean", "running_var", "num_batches_tracked")
 Step = dict[str, Any]
@@ -156,7 +156,7 @@ def test_gradcam_of_each_ranks_images(case: tuple[list[Step], Step]) -> None:
 
 
 def test_the_state_after_the_step(case: tuple[list[Step], Step]) -> None:
-    """Weights, twins, statistics, DINO's centre."""
+    """Weights, twins, statistics, DINO's center."""
     found, expected = case
     for rank in found:
         assert rank["state"].keys() == expected["state"].keys()
@@ -165,12 +165,12 @@ def test_the_state_after_the_step(case: tuple[list[Step], Step]) -> None:
                 same(rank["state"][name], value, name)
 
 
-def test_dinos_centre_moves_by_the_joined_batch(
+def test_dinos_center_moves_by_the_joined_batch(
     ranks: list[dict[str, list[Step]]], alone: dict[str, list[Step]]
 ) -> None:
-    centres = [step["state"]["objective.centre"] for step in alone["dino"]]
-    assert centres[0].any()
-    assert not torch.equal(*centres)
+    centers = [step["state"]["objective.center"] for step in alone["dino"]]
+    assert centers[0].any()
+    assert not torch.equal(*centers)
     for rank in ranks:
-        for step, expected in zip(rank["dino"], centres, strict=True):
-            same(step["state"]["objective.centre"], expected, "centre")
+        for step, expected in zip(rank["dino"], centers, strict=True):
+            same(step["state"]["objective.center"], expected, "center")

@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "views.resolution": 32,
     "views.scale": (0.2, 1.0),
     "views.jitter": 0.0,
-    "views.grey": 0.0,
+    "views.gray": 0.0,
     "views.blur": 0.0,
     "optim.lr": 0.03,
     "objective.dim": 16,

@@ -94,14 +94,14 @@ def test_an_encoder_is_used_at_the_test_resolution(birds: Path, tmp_path: Path) 
     assert sum(bool(row["val_rank1"]) for row in rows(run.root)) == 2
 
 
-def test_training_on_the_first_classes(birds: Path, unlabelled: Path) -> None:
+def test_training_on_the_first_classes(birds: Path, unlabeled: Path) -> None:
     settings = {**SETTINGS, "limit_classes": 2}
     cache, images, _ = prepare_data(build_config({**settings, "data": str(birds)}), QUIET)
     assert cache.source.labels is not None
     assert set(cache.source.labels[images]) == {0, 1}
     assert len(images) == 24
     with pytest.raises(FineSightError, match="has no classes"):
-        prepare_data(build_config({**settings, "data": str(unlabelled)}), QUIET)
+        prepare_data(build_config({**settings, "data": str(unlabeled)}), QUIET)
     with pytest.raises(FineSightError, match="has 4 classes"):
         prepare_data(build_config({**settings, "data": str(birds), "limit_classes": 5}), QUIET)
 

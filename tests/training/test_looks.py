@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finesight.data.cache import DecodedCache, cache_side, open_cache
-from finesight.data.focus import CENTRE, NO_BOX
+from finesight.data.focus import CENTER, NO_BOX
 from finesight.data.saliency import SIDE, detected
 from finesight.data.sources import open_source
 from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD
@@ -281,7 +281,7 @@ def test_a_run_that_needs_no_look_has_none(cache: DecodedCache) -> None:
         return looks_of(build_config({"data": "x", **settings}), cache, IMAGES) is not None
 
     assert not needed()
-    assert not needed(**{"focus.source": "centre"})
+    assert not needed(**{"focus.source": "center"})
     assert needed(**ENERGY)
     assert needed(**{"saliency.source": "files"})
     assert needed(**{"rationale.keep": "rest"})
@@ -325,10 +325,10 @@ def test_of_equals_the_first_are_kept_and_all_that_is_left_if_just_enough() -> N
 # --- what needs no encoder ----------------------------------------------------------------------------------------
 
 
-def test_the_centre_is_known_from_the_start_and_stays(cache: DecodedCache) -> None:
-    module = module_of(epochs=3, **{"focus.source": "centre"})
+def test_the_center_is_known_from_the_start_and_stays(cache: DecodedCache) -> None:
+    module = module_of(epochs=3, **{"focus.source": "center"})
     for boxes, _, _ in seen_in_a_run(module, cache):
-        assert torch.equal(boxes, torch.tensor(CENTRE).repeat(len(IMAGES), 1))
+        assert torch.equal(boxes, torch.tensor(CENTER).repeat(len(IMAGES), 1))
 
 
 def drawn_mask(birds: Path, cache: DecodedCache, image: int) -> np.ndarray:

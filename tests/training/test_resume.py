@@ -76,7 +76,7 @@ def assert_same_state(a: Any, b: Any, where: str = "") -> None:
 
 
 def assert_same_run(out: Path, whole: Path) -> None:
-    """Every number of every step, the weights left behind, and all of the last state (queue, twin, optimiser …)."""
+    """Every number of every step, the weights left behind, and all of the last state (queue, twin, optimizer …)."""
     assert (out / "metrics.csv").read_text() == (whole / "metrics.csv").read_text()
     for part in ("encoder.safetensors", "encoder.json"):
         assert (out / "encoder" / part).read_bytes() == (whole / "encoder" / part).read_bytes()

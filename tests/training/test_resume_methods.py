@@ -57,7 +57,7 @@ def test_continued_is_never_stopped(method: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("method", ["byol-lcr", "simsiam"])
-def test_a_lost_optimiser_would_be_noticed(method: str, tmp_path: Path) -> None:
+def test_a_lost_optimizer_would_be_noticed(method: str, tmp_path: Path) -> None:
     """Under LARS and under SGD: the momentum is part of the state."""
     whole = trained(small_module(method), *range(STEPS))
     names = different(whole, continued(method, tmp_path, optimizer=False))
@@ -67,8 +67,8 @@ def test_a_lost_optimiser_would_be_noticed(method: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_training_moves_what_is_compared(method: str) -> None:
-    """Of the methods' own state beside the backbone: heads, twins, the queue, the centre, statistics."""
+    """Of the methods' own state beside the backbone: heads, twins, the queue, the center, statistics."""
     start, end = small_module(method), trained(small_module(method), *range(STEPS))
     moved = {name.split(".")[1] for name in different(start, end) if name.startswith("objective.")}
     having = {name for name, child in start.objective.named_children() if child.state_dict()}  # an average has no state
-    assert moved == having | ({"centre"} if method == "dino" else set())
+    assert moved == having | ({"center"} if method == "dino" else set())

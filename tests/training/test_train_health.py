@@ -134,7 +134,7 @@ def without(option: str) -> list[str]:
 # --- held-out validation ----------------------------------------------------------------------------------------------
 
 
-def test_validation_where_there_are_labels(birds: Path, unlabelled: Path, tmp_path: Path) -> None:
+def test_validation_where_there_are_labels(birds: Path, unlabeled: Path, tmp_path: Path) -> None:
     trained(tmp_path / "with", "--data", birds, "--epochs", "5", "--set", "validation.every=2", *TINY)
     scored = [int(row["step"]) for row in rows(tmp_path / "with") if row["val_rank1"]]
     assert scored == [9, 19, 24], "after every second epoch and the last"
@@ -150,7 +150,7 @@ def test_validation_where_there_are_labels(birds: Path, unlabelled: Path, tmp_pa
     assert len(held_out) == 5
     assert len(images) == 43
 
-    done = trained(tmp_path / "without", "--data", unlabelled, "--epochs", "1", *TINY)
+    done = trained(tmp_path / "without", "--data", unlabeled, "--epochs", "1", *TINY)
     assert all(row["val_rank1"] == row["val_mAP"] == "" for row in rows(tmp_path / "without"))
     assert len(rows(tmp_path / "without")) == 3, "no image is held out for nothing: 24 images in batches of 8"
     assert "2 files were skipped" in done.err

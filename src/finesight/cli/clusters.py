@@ -25,7 +25,7 @@ Where = Annotated[str, typer.Argument(help="An index folder, a run, milvus://hos
 By = Annotated[str | None, typer.Option(help="rationale, average, or a pooling of the index.  [default: its first]")]
 FILL_IN = (
     "Write a name into the column label of clusters.csv, in one line of each cluster that deserves one; - leaves an "
-    "image out. Then `finesight clusters INDEX --apply clusters.csv -o labelled.csv` makes a list for --data of it."
+    "image out. Then `finesight clusters INDEX --apply clusters.csv -o labeled.csv` makes a list for --data of it."
 )
 KINDS = {"bytes": "equal files", "picture": "the same picture", "features": "alike to the network"}
 
@@ -79,10 +79,10 @@ def clusters(
 
 def _apply(index: Index, file: Path, out: Path | None, as_json: bool) -> None:
     from finesight.io.console import console
-    from finesight.search.labelling import read_labels, write_list
+    from finesight.search.labeling import read_labels, write_list
 
     if out is None or out.is_dir():
-        raise FineSightError("Where to? Give --apply a file with -o, for example -o labelled.csv.")
+        raise FineSightError("Where to? Give --apply a file with -o, for example -o labeled.csv.")
     labels = read_labels(file, index)
     write_list(out, labels)
     names = sorted({label for _, label in labels.rows})
@@ -97,14 +97,14 @@ def _apply(index: Index, file: Path, out: Path | None, as_json: bool) -> None:
         print(
             json.dumps(
                 {"out": str(out), "images": len(labels.rows), "labels": names}
-                | {"unlabelled": labels.unlabelled, "unclear": list(labels.unclear), "gone": labels.gone}
+                | {"unlabelled": labels.unlabeled, "unclear": list(labels.unclear), "gone": labels.gone}
             )
         )
         return
     from finesight.io.console import counted
 
     found = f"{counted(len(labels.rows), 'image')} of {counted(len(names), 'label')}"
-    print(f"{out}: {found}; {labels.unlabelled:,} without one left out.")
+    print(f"{out}: {found}; {labels.unlabeled:,} without one left out.")
 
 
 def duplicates(
@@ -150,7 +150,7 @@ def duplicates(
 def _write_clusters(out: Path, found: Clusters, paths: dict[int, str], root: str) -> None:
     from finesight.io.console import console
     from finesight.search.contact import SHOWN, Row, write_sheets
-    from finesight.search.labelling import write_table
+    from finesight.search.labeling import write_table
 
     write_table(out / "clusters.csv", found, paths)
     rows = []
@@ -158,7 +158,7 @@ def _write_clusters(out: Path, found: Clusters, paths: dict[int, str], root: str
         shown = [paths[item] for item in found.members(number)[:SHOWN].tolist() if item in paths]
         name = f"cluster {number}" if number >= 0 else "in no cluster"
         rows.append(Row(f"{name}: {size:,} images", shown))
-    words = f"{len(found)} clusters of {len(found.ids):,} images, by {found.method}; nearest to the centre first."
+    words = f"{len(found)} clusters of {len(found.ids):,} images, by {found.method}; nearest to the center first."
     files = write_sheets(out, "clusters", "Clusters", f"{words}\n\n{FILL_IN}", root, rows)
     console.print(f"Written to {out}: clusters.csv, {', '.join(file.name for file in files)}. {FILL_IN}", markup=False)
 
@@ -166,7 +166,7 @@ def _write_clusters(out: Path, found: Clusters, paths: dict[int, str], root: str
 def _write_duplicates(out: Path, found: list[Group], root: str) -> None:
     from finesight.io.console import console
     from finesight.search.contact import Row, write_sheets
-    from finesight.search.labelling import writing
+    from finesight.search.labeling import writing
 
     with writing(out / "duplicates.csv") as stream:
         writer = csv.writer(stream)

@@ -199,8 +199,8 @@ def _sheet_of(found: Comparison, shown: NDArray[np.int64], hits: list[NDArray[np
         below(tiles[0], short(Path(found.paths[query]).name, 23), found.labels[query], INK)
         for axes, system, nearest in zip(tiles[1:], (found.a, found.b), hits, strict=True):
             hit = int(nearest[row])
-            colour, mark = verdict(bool(labels[hit] == labels[image]))
-            framed(axes, cache.image(hit), colour, 3)
-            below(axes, f"{mark} AP {100 * system.queries.ap[query]:.1f}", classes[labels[hit]], colour)
+            color, mark = verdict(bool(labels[hit] == labels[image]))
+            framed(axes, cache.image(hit), color, 3)
+            below(axes, f"{mark} AP {100 * system.queries.ap[query]:.1f}", classes[labels[hit]], color)
     note(figure, 0.08, "✓ green: class of the query      ✗ red: another class")
     return figure

@@ -60,7 +60,7 @@ def show(
 
 @datasets_app.command()
 def verify(
-    path: Annotated[str, typer.Argument(help="The folder of a dataset; NAME:PATH if it is not recognised.")],
+    path: Annotated[str, typer.Argument(help="The folder of a dataset; NAME:PATH if it is not recognized.")],
     strict: Annotated[bool, typer.Option("--strict", help="Exit code 1 unless it is a whole dataset.")] = False,
     as_json: Json = False,
 ) -> None:
@@ -166,7 +166,7 @@ def _files(report: CheckReport) -> Iterator[str]:
         yield f"{report.small:,} with a short side below {report.small_side} px"
         yield "  -> they are enlarged; if they are many, train with a smaller --resolution"
     if report.blank:
-        yield f"{len(report.blank):,} of one colour"
+        yield f"{len(report.blank):,} of one color"
         yield from _some(report.blank)
         yield "  -> nothing can be learned from them; delete them"
 
@@ -180,8 +180,8 @@ def _classes(report: CheckReport) -> Iterator[str]:
         f"{counted(sizes.count, 'class', 'classes')}: smallest {least} ({counted(fewest, 'image')}), "
         f"median {sizes.median:,g}, largest {most} ({largest:,})"
     )
-    if report.unlabelled:
-        yield f"{counted(report.unlabelled, 'image')} without a label"
+    if report.unlabeled:
+        yield f"{counted(report.unlabeled, 'image')} without a label"
     if sizes.lonely:
         yield f"{counted(len(sizes.lonely), 'class', 'classes')} with fewer than 2 readable images"
         yield from _some(sizes.lonely)

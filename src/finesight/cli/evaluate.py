@@ -64,7 +64,7 @@ def evaluate(
     for option, file in (("--save-labels", save_labels), ("--per-class", per_class)):
         _check_folder(option, file)
     from finesight import api
-    from finesight.evaluation.knn import NEIGHBOURS
+    from finesight.evaluation.knn import NEIGHBORS
     from finesight.evaluation.protocol import Protocol
     from finesight.io.console import console
     from finesight.paper.released import EPOCHS
@@ -72,7 +72,7 @@ def evaluate(
     encoder = api.load(run) if run is not None else _frozen(backbone, weights, resolution, output_stride, stride_in_1x1)
     rules = Protocol(
         "released" if released else "finesight",
-        knn=NEIGHBOURS if knn else (),
+        knn=NEIGHBORS if knn else (),
         labels=labels,
         save_labels=save_labels,
         probe_epochs=probe_epochs or EPOCHS,

@@ -13,7 +13,7 @@ from finesight.errors import FineSightError
 
 if TYPE_CHECKING:
     from finesight.export.onnx import Exported
-    from finesight.export.quantise import Quantised
+    from finesight.export.quantize import Quantized
 
 
 def export(
@@ -41,7 +41,7 @@ def export(
             else "--calibrate is for --int8."
         )
     from finesight.export.onnx import check_target, export_onnx
-    from finesight.export.quantise import quantise, readable
+    from finesight.export.quantize import quantize, readable
 
     small = out.with_name(f"{out.stem}.int8.onnx")
     check_target(out)
@@ -50,7 +50,7 @@ def export(
     whole = export_onnx(run, out, responses=responses, tolerance=tolerance, progress=not quiet)
     less = None
     if calibrate is not None:
-        less = quantise(out, small, calibrate, limit=calibration_images, progress=not quiet)
+        less = quantize(out, small, calibrate, limit=calibration_images, progress=not quiet)
     if as_json:
         print(json.dumps({**whole.summary(), "int8": None if less is None else less.summary()}))
         return
@@ -70,7 +70,7 @@ def _print(whole: Exported) -> None:
         console.print(caution, markup=False)
 
 
-def _print_int8(less: Quantised, whole: Exported) -> None:
+def _print_int8(less: Quantized, whole: Exported) -> None:
     from finesight.io.console import console
 
     print(
@@ -82,7 +82,7 @@ def _print_int8(less: Quantised, whole: Exported) -> None:
     print(f"  attention  off by {less.attention_error:.3f} on average")
     print(
         f"  ranks      the nearest picture is the same for {less.nearest_kept:.0%}, "
-        f"as are {less.neighbours_kept:.0%} of the {less.neighbours} nearest"
+        f"as are {less.neighbors_kept:.0%} of the {less.neighbors} nearest"
     )
     for caution in less.warnings():
         console.print(caution, markup=False)

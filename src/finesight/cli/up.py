@@ -128,8 +128,9 @@ def _same_data(run: RunFolder, folder: Path) -> bool:
 def config_of(run: RunFolder, folder: Path, images: int, asked: dict[str, Any]) -> TrainConfig:
     """The settings of the run that is there, if any, and what is asked for; training refuses if they differ."""
     from finesight.training.config import build_config, dotted, read_yaml
+    from finesight.training.renamed import current_settings
 
-    known: dict[str, Any] = dotted(read_yaml(run.config_file)) if run.config_file.exists() else {}
+    known: dict[str, Any] = current_settings(dotted(read_yaml(run.config_file)))[0] if run.config_file.exists() else {}
     if not known or asked.get("method", known.get("method")) != known.get("method"):
         known = {"batch": max(2, min(BATCH, int(0.9 * images)))}  # a tenth may be held out, or unreadable
     return build_config({**known, **asked, "data": str(folder)})

@@ -1,4 +1,4 @@
-"""Colour operations on float images in [0, 1], (N, 3, H, W), with one parameter per image.
+"""Color operations on float images in [0, 1], (N, 3, H, W), with one parameter per image.
 
 They compute what torchvision's functional operations compute, but on a whole batch whose images each have
 their own factor. Everything is elementwise float32 (no convolution, no matrix product), so that reduced
@@ -42,8 +42,8 @@ def adjust_saturation(images: Tensor, factor: Tensor) -> Tensor:
 def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     """Turn the hue by ``shift`` (in turns, -0.5 to 0.5) at unchanged HSV saturation and value.
 
-    Each channel of a colour with hue h is min + (max - min) · f(h), f a trapezoid; so saturation itself
-    is never needed, and grey pixels (max = min) need no special case.
+    Each channel of a color with hue h is min + (max - min) · f(h), f a trapezoid; so saturation itself
+    is never needed, and gray pixels (max = min) need no special case.
     """
     red, green, blue = images.unbind(1)
     high = torch.maximum(torch.maximum(red, green), blue)
@@ -60,7 +60,7 @@ def adjust_hue(images: Tensor, shift: Tensor) -> Tensor:
     return torch.stack([torch.addcmul(low, chroma, f.clamp_(0, 1)) for f in trapezoids], dim=1)
 
 
-def to_grey(images: Tensor) -> Tensor:
+def to_gray(images: Tensor) -> Tensor:
     return _luminance(images).expand_as(images)
 
 
@@ -85,9 +85,9 @@ def _weighted_shifts(images: Tensor, taps: list[Tensor], dim: int) -> Tensor:
     return total
 
 
-def solarise(images: Tensor, threshold: float) -> Tensor:
+def solarize(images: Tensor, threshold: float) -> Tensor:
     return torch.where(images >= threshold, 1 - images, images)
 
 
-def normalise(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
+def normalize(images: Tensor, mean: Sequence[float], std: Sequence[float]) -> Tensor:
     return (images - images.new_tensor(mean).view(3, 1, 1)).div_(images.new_tensor(std).view(3, 1, 1))

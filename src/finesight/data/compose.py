@@ -1,4 +1,4 @@
-"""Objects on other backgrounds: cut out by a soft saliency map and pasted before the colours are changed.
+"""Objects on other backgrounds: cut out by a soft saliency map and pasted before the colors are changed.
 
 As in ``views``, what is random is drawn first, on the CPU, for the joined batch (``sample_paste``) and applied
 afterwards (``paste``). Maps are cropped with the same parameters as the images they belong to, and everything
@@ -20,7 +20,7 @@ from finesight.data.rows import Rows
 
 __all__ = [
     "BACKDROP",
-    "GREY",
+    "GRAY",
     "TEXTURE",
     "PasteParams",
     "background_of",
@@ -30,7 +30,7 @@ __all__ = [
     "usable",
 ]
 
-BACKDROP, GREY, TEXTURE = range(3)  # another image's background, one grey level, two-coloured noise
+BACKDROP, GRAY, TEXTURE = range(3)  # another image's background, one gray level, two-colored noise
 
 _NOISE = 8  # cells a side of the drawn noise
 _GRID = 16  # cells a side of the finest fill, a power of two
@@ -50,8 +50,8 @@ def crop_maps(maps: Tensor, sizes: Tensor, crop: Tensor, flip: Tensor, resolutio
     top, left, crop_height, crop_width = crop.to(maps.device).unbind(1)
     target = torch.arange(resolution, device=maps.device).expand(count, -1)  # (N, R)
     mirrored = torch.where(flip.to(maps.device)[:, None], resolution - 1 - target, target)
-    upper, lower, down = _neighbours(target, top, crop_height, height, rows)
-    before, after, along = _neighbours(mirrored, left, crop_width, width, columns)
+    upper, lower, down = _neighbors(target, top, crop_height, height, rows)
+    before, after, along = _neighbors(mirrored, left, crop_width, width, columns)
 
     def take_rows(index: Tensor) -> Tensor:
         return maps.gather(1, index[:, :, None].expand(-1, -1, columns)).float()
@@ -63,9 +63,7 @@ def crop_maps(maps: Tensor, sizes: Tensor, crop: Tensor, flip: Tensor, resolutio
     return take_columns(sampled, before).lerp_(take_columns(sampled, after), along[:, None]).div_(255)
 
 
-def _neighbours(
-    target: Tensor, start: Tensor, size: Tensor, whole: Tensor, cells: int
-) -> tuple[Tensor, Tensor, Tensor]:
+def _neighbors(target: Tensor, start: Tensor, size: Tensor, whole: Tensor, cells: int) -> tuple[Tensor, Tensor, Tensor]:
     """For each output pixel the two map cells and how far it lies between them, (N, R) each.
 
     Output pixel t lies at (start + (t + ½) size / R) S / whole − ½ of the map; as a fraction of integers, so
@@ -85,8 +83,8 @@ class PasteParams(Rows):
     """Everything random about the backgrounds of N views, one row each."""
 
     paste: Tensor  # (N,) bool
-    kind: Tensor  # (N,) int64: BACKDROP, GREY or TEXTURE
-    level: Tensor  # (N,) float32 in [0, 1): the grey
+    kind: Tensor  # (N,) int64: BACKDROP, GRAY or TEXTURE
+    level: Tensor  # (N,) float32 in [0, 1): the gray
     noise: Tensor  # (N, 3, 8, 8) float32 in [0, 1): the texture
     crop: Tensor  # (N, 4) int64: top, left, height, width in the backdrop
     flip: Tensor  # (N,) bool: of the backdrop
@@ -131,7 +129,7 @@ def usable(alpha: Tensor, least: float = 0.02, most: float = 0.9) -> Tensor:
 def background_of(images: Tensor, alpha: Tensor) -> Tensor:
     """The image with its object replaced by what surrounds it: (N, 3, R, R), (N, R, R) -> (N, 3, R, R).
 
-    Normalised convolution on a pyramid: a cell is the mean of its background, and the less background it has
+    Normalized convolution on a pyramid: a cell is the mean of its background, and the less background it has
     the more it takes from the coarser cells around it.
     """
     seen = (1 - alpha)[:, None]  # (N, 1, R, R)
@@ -162,7 +160,7 @@ def paste(
     drawn, kinds = params.paste.cpu(), params.kind.cpu()
     params, keep = params.to(images.device), usable(alpha)
     result = images.clone()
-    for kind in (BACKDROP, GREY, TEXTURE):
+    for kind in (BACKDROP, GRAY, TEXTURE):
         rows = (drawn & (kinds == kind)).nonzero().squeeze(1).to(images.device)
         if len(rows):
             ours = images[rows]
@@ -175,8 +173,8 @@ def paste(
 def _background(
     kind: int, rows: Tensor, backdrops: Tensor | None, backdrop_alpha: Tensor | None, params: PasteParams, side: int
 ) -> Tensor:
-    """Backgrounds of n rows, all of one kind: (n, 3, R, R), or (n, 1, 1, 1) for a grey."""
-    if kind == GREY:
+    """Backgrounds of n rows, all of one kind: (n, 3, R, R), or (n, 1, 1, 1) for a gray."""
+    if kind == GRAY:
         return params.level[rows].view(-1, 1, 1, 1)
     if kind == TEXTURE:
         return _texture(params.noise[rows], side)
@@ -186,9 +184,9 @@ def _background(
 
 
 def _texture(noise: Tensor, side: int) -> Tensor:
-    """Three octaves of smooth noise between two colours: (n, 3, 8, 8) -> (n, 3, R, R).
+    """Three octaves of smooth noise between two colors: (n, 3, 8, 8) -> (n, 3, R, R).
 
-    Each channel is an octave, repeated to be finer, and two of the noise's corners are the colours: a channel
+    Each channel is an octave, repeated to be finer, and two of the noise's corners are the colors: a channel
     of noise for each of red, green and blue would be a rainbow, which no photograph is.
     """
     field = torch.full_like(noise[:, :1, :1, :1], 0.5)

@@ -93,8 +93,8 @@ def read_mask(file: str | Path) -> NDArray[np.bool_]:
         raise SkipImage(os_reason(error) if isinstance(error, OSError) else _damage(error)) from None
     values = values.reshape(*values.shape[:2], -1)  # (H, W) or (H, W, bands) -> (H, W, bands)
     bands = values.shape[2]
-    colours = values[:, :, : bands - (bands in (2, 4))]  # without the A of LA and RGBA
-    mask: NDArray[np.bool_] = (colours != 0).any(axis=2)
+    colors = values[:, :, : bands - (bands in (2, 4))]  # without the A of LA and RGBA
+    mask: NDArray[np.bool_] = (colors != 0).any(axis=2)
     return mask
 
 
@@ -155,7 +155,7 @@ def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
 
 def _eight_bit_rgb(image: Image.Image) -> Image.Image:
     if image.mode.startswith("I;16"):
-        # The high byte, as Pillow itself does with 16-bit colour.
+        # The high byte, as Pillow itself does with 16-bit color.
         return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)).convert("RGB")
     if image.mode in ("I", "F"):
         return Image.fromarray(_squeeze(np.asarray(image))).convert("RGB")

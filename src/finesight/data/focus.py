@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 NO_BOX = -1.0  # in place of a box that is not known yet: the crop is an ordinary one
-CENTRE = (0.25, 0.25, 0.75, 0.75)
+CENTER = (0.25, 0.25, 0.75, 0.75)
 
 
 class FocusConfig(BaseModel):
@@ -18,10 +18,10 @@ class FocusConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    source: Literal["none", "energy", "rationale", "saliency", "centre"] = "none"  # of the boxes
+    source: Literal["none", "energy", "rationale", "saliency", "center"] = "none"  # of the boxes
     every: int | None = Field(None, ge=1)  # epochs before the first look and between two; None: a fifth of all
     threshold: float = Field(0.1, ge=0, lt=1)  # of a map from 0 to 1: what is above lies in the box
-    beta: float = Field(0.6, gt=0)  # below 1, centres keep to the box's edges
+    beta: float = Field(0.6, gt=0)  # below 1, centers keep to the box's edges
 
 
 def boxes_of(maps: Tensor, threshold: float, resolution: int) -> Tensor:
@@ -46,7 +46,7 @@ def _extent(inside: Tensor) -> Tensor:
 
 
 def focused_corners(boxes: Tensor, sizes: Tensor, crop: Tensor, beta: float, generator: torch.Generator) -> Tensor:
-    """Where crops of that size begin so that their centres lie between a box's edges, the crops inside the image.
+    """Where crops of that size begin so that their centers lie between a box's edges, the crops inside the image.
 
     Both edges are clamped to what the crop's size allows, and the place between them is Beta(β, β). In float64: a gamma
     variate of a small β is often far below what float32 can hold. (N, 4), (N, 2), (N, 2) -> (N, 2)

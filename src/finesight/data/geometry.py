@@ -22,7 +22,7 @@ def cache_side(resolution: int) -> int:
 
 @dataclass(frozen=True)
 class Geometry:
-    """Cached pixels are a scaled centre crop of the upright original; only panoramas are really cropped.
+    """Cached pixels are a scaled center crop of the upright original; only panoramas are really cropped.
 
     The original is the file without the ``trim`` rows that were cut off its bottom.
     """
@@ -66,7 +66,7 @@ class Geometry:
         return image.crop((0, 0, image.width, max(rows, 1))) if self.trim else image
 
     def filled(self, box: NDArray[np.float32]) -> NDArray[np.bool_]:
-        """A box in cached pixels -> (h, w): true where a pixel's centre lies in it."""
+        """A box in cached pixels -> (h, w): true where a pixel's center lies in it."""
         x, y, width, height = box
         rows, columns = np.arange(self.size[0]) + 0.5, np.arange(self.size[1]) + 0.5
         inside_y = (rows >= y) & (rows < y + height)

@@ -13,7 +13,7 @@ from PIL import Image
 
 NEAR = 4  # of 64 bits: another size, quality or brightness changes as many, another photo about 32
 _SIDE = 32
-_BLANK = 2.0  # grey levels of standard deviation: below it the hash would be one of noise
+_BLANK = 2.0  # gray levels of standard deviation: below it the hash would be one of noise
 _ONES = np.array([bin(value).count("1") for value in range(1 << 16)], np.uint8)
 
 
@@ -37,15 +37,15 @@ def content_hash(file: Path) -> bytes:
 
 
 def perceptual_hash(image: Image.Image) -> int | None:
-    """64 bits: which slow waves of the grey picture are stronger than their median.
+    """64 bits: which slow waves of the gray picture are stronger than their median.
 
-    Size, compression, brightness and contrast hardly touch the order of the waves. A picture of one colour has
+    Size, compression, brightness and contrast hardly touch the order of the waves. A picture of one color has
     none, so it has no hash: all blank pictures would be alike.
     """
-    grey = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR), np.float64)
-    if grey.std() < _BLANK:
+    gray = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR), np.float64)
+    if gray.std() < _BLANK:
         return None
-    waves = (_BASIS @ grey @ _BASIS.T)[_DOWN, _ACROSS]  # (32, 32) -> (64,)
+    waves = (_BASIS @ gray @ _BASIS.T)[_DOWN, _ACROSS]  # (32, 32) -> (64,)
     return int.from_bytes(np.packbits(waves > np.median(waves)).tobytes(), "big")
 
 

@@ -56,7 +56,7 @@ class Twin:
 
 @dataclass(frozen=True)
 class Group:
-    """Images that are one picture. Likeness is handed on: the first and the last may differ more than neighbours."""
+    """Images that are one picture. Likeness is handed on: the first and the last may differ more than neighbors."""
 
     kind: str  # "exact" when all have the same bytes, else "near"
     images: tuple[Twin, ...]
@@ -90,14 +90,14 @@ class CheckReport:
     images: int
     readable: int
     splits: dict[str, int] | None  # as listed
-    unlabelled: int | None  # as listed; None for a source without classes
+    unlabeled: int | None  # as listed; None for a source without classes
     classes: ClassSizes | None
     unreadable: tuple[Unreadable, ...]
     left_out: tuple[Unreadable, ...]  # seen while listing: not images, broken links
     tiny: tuple[Sized, ...]  # short side below TINY
     small_side: int  # the short side that training at the wanted resolution keeps
     small: int  # images below it, the tiny ones included
-    blank: tuple[str, ...] | None  # of one colour; None when near duplicates were not looked for
+    blank: tuple[str, ...] | None  # of one color; None when near duplicates were not looked for
     near: bool  # whether near duplicates were looked for
     duplicates: tuple[Group, ...]
 
@@ -123,6 +123,7 @@ class CheckReport:
         facts = asdict(self)
         for shown, group in zip(facts["duplicates"], self.duplicates, strict=True):
             shown |= {"leaks": group.leaks, "conflicts": group.conflicts}
+        facts["unlabelled"] = facts.pop("unlabeled")  # the name that scripts know
         return facts | {"leaked": self.leaked, "clean": self.clean}
 
 
@@ -157,7 +158,7 @@ def check_source(
         images=len(source),
         readable=len(readable),
         splits=None if source.splits is None else dict(sorted(Counter(source.splits.tolist()).items())),
-        unlabelled=None if labels is None else int((labels < 0).sum()),
+        unlabeled=None if labels is None else int((labels < 0).sum()),
         classes=_class_sizes(source.select(readable)),
         unreadable=tuple(Unreadable(paths[i], image.reason) for i, image in enumerate(seen) if image.reason),
         left_out=tuple(Unreadable(path, reason) for path, reason in source.skipped),

@@ -2,7 +2,7 @@
 
 The detector needs no training: it is the minimum barrier distance to the image border with the backgroundness cue,
 the MB+ of Zhang et al., "Minimum Barrier Salient Object Detection at 80 FPS" (ICCV 2015). What cannot be reached from
-the border without crossing an edge, and is not coloured like the border either, is taken for the object. Frames around
+the border without crossing an edge, and is not colored like the border either, is taken for the object. Frames around
 pictures, which 5 % of CUB's have, are looked through.
 """
 
@@ -34,7 +34,7 @@ _FRAME = 6  # a frame is at most this part (1/6) of the side
 _STRIP = 0.1  # of the side: how wide each of the four border strips is
 _NOTICEABLE = 1.0  # in Lab: a smaller difference is none to the eye
 _SMOOTH = 0.02  # of the side, σ
-_CENTRE = 0.4  # of the side, σ: photographers put the object there
+_CENTER = 0.4  # of the side, σ: photographers put the object there
 _SLOPE = 10.0  # of the contrast sigmoid, as in the paper
 
 _D65 = ((0.433953, 0.376219, 0.189828), (0.212673, 0.715152, 0.072175), (0.017757, 0.109469, 0.872774))  # XYZ / white
@@ -55,7 +55,7 @@ def detected(cache: DecodedCache, *, cache_dir: Path | None = None, progress: bo
 def masks_from(cache: DecodedCache, folder: Path | None) -> NDArray[np.uint8]:
     """(N, SIDE, SIDE): alpha from a folder of masks that mirrors the images, or (None) from the source's own masks.
 
-    A folder's grey values are kept as alpha; the source's own masks are object wherever they are not zero.
+    A folder's gray values are kept as alpha; the source's own masks are object wherever they are not zero.
     """
     files = own_masks(cache.source) if folder is None else mirrored_masks(cache.source, folder)
     read = read_binary if folder is None else read_alpha
@@ -94,9 +94,9 @@ def _maps(images: Tensor) -> Tensor:
         return images.new_zeros(images[:, 0].shape)
     lab = _unframed(_lab(images))
     cues = _scaled(barrier_distances(lab).sum(dim=1)) + _scaled(backgroundness(lab))
-    colours = lab.flatten(2)
-    shows_something = (colours.amax(2) - colours.amin(2)).amax(1) >= _NOTICEABLE  # (N,)
-    return _contrasted(_centred(_smoothed(cues))) * shows_something[:, None, None]
+    colors = lab.flatten(2)
+    shows_something = (colors.amax(2) - colors.amin(2)).amax(1) >= _NOTICEABLE  # (N,)
+    return _contrasted(_centered(_smoothed(cues))) * shows_something[:, None, None]
 
 
 def _lab(rgb: Tensor) -> Tensor:
@@ -128,8 +128,8 @@ def _unframed(lab: Tensor) -> Tensor:
 def _frame(lines: Tensor) -> Tensor:
     """(N, 3, lines, length) -> (N,): with which line the picture begins.
 
-    Lines of a frame have one colour each; then, past a blended line and between the frame's other sides, nearly the
-    whole line is another colour.
+    Lines of a frame have one color each; then, past a blended line and between the frame's other sides, nearly the
+    whole line is another color.
     """
     deepest, ends = lines.shape[2] // _FRAME, lines.shape[3] // _FRAME
     if deepest < 2:
@@ -166,7 +166,7 @@ def _turned(rows: Tensor) -> Tensor:
 
 
 def _sweep(values: Tensor, high: Tensor, low: Tensor) -> None:
-    """From the first row to the last and back: a pixel takes its neighbour's path where that has a lower barrier."""
+    """From the first row to the last and back: a pixel takes its neighbor's path where that has a lower barrier."""
     lines = list(zip(values, high, low, strict=True))
     for order in (lines, lines[::-1]):
         for (_, high_before, low_before), (value, high_here, low_here) in pairwise(order):
@@ -177,7 +177,7 @@ def _sweep(values: Tensor, high: Tensor, low: Tensor) -> None:
 
 
 def backgroundness(lab: Tensor) -> Tensor:
-    """(N, 3, H, W) -> (N, H, W): how far a pixel's colour is from those of the border.
+    """(N, 3, H, W) -> (N, H, W): how far a pixel's color is from those of the border.
 
     Mahalanobis distances to the four border strips, less the largest: one strip may lie on the object.
     """
@@ -188,11 +188,11 @@ def backgroundness(lab: Tensor) -> Tensor:
 
 
 def _mahalanobis(lab: Tensor, strip: Tensor) -> Tensor:
-    """(N, 3, H, W) to the colours of (N, 3, h, w); a strip of one colour still has a noticeable spread."""
+    """(N, 3, H, W) to the colors of (N, 3, h, w); a strip of one color still has a noticeable spread."""
     sample = strip.flatten(2)  # (N, 3, P)
     mean = sample.mean(2, keepdim=True)
-    centred = sample - mean
-    covariance = centred @ centred.transpose(1, 2) / sample.shape[2]  # (N, 3, 3)
+    centered = sample - mean
+    covariance = centered @ centered.transpose(1, 2) / sample.shape[2]  # (N, 3, 3)
     spread = covariance + _NOTICEABLE**2 * torch.eye(3, dtype=lab.dtype, device=lab.device)
     away = lab.flatten(2) - mean
     solved: Tensor = torch.linalg.solve(spread, away)
@@ -210,11 +210,11 @@ def _smoothed(maps: Tensor) -> Tensor:
     return gaussian_blur(maps[:, None], sigma, 2 * radius + 1)[:, 0]
 
 
-def _centred(maps: Tensor) -> Tensor:
+def _centered(maps: Tensor) -> Tensor:
     """Weighed by a wide Gaussian around the middle."""
     down, along = (
         torch.exp(
-            -0.5 * (((torch.arange(side, dtype=maps.dtype, device=maps.device) + 0.5) / side - 0.5) / _CENTRE) ** 2
+            -0.5 * (((torch.arange(side, dtype=maps.dtype, device=maps.device) + 0.5) / side - 0.5) / _CENTER) ** 2
         )
         for side in maps.shape[1:]
     )

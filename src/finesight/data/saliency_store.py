@@ -184,7 +184,7 @@ def read_binary(file: Path) -> Image.Image:
 
 
 def read_alpha(file: Path) -> Image.Image:
-    """Grey values as alpha; palette indices and files of only 0 and 1 are labels, of which 0 is the background."""
+    """Gray values as alpha; palette indices and files of only 0 and 1 are labels, of which 0 is the background."""
     with _usable(file):
         with Image.open(file, formats=FORMATS) as opened:
             opened.load()

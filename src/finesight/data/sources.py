@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.data.decode import IMAGE_SUFFIXES, os_reason
-from finesight.data.layouts.catalog import open_as, recognised, split_name
+from finesight.data.layouts.catalog import open_as, recognized, split_name
 from finesight.data.listing import Listing, beside, class_counts, list_folder, list_splits, split_folders
 from finesight.data.lists import read_list
 from finesight.errors import FineSightError
@@ -26,7 +26,7 @@ class ImageSource:
     """Images in a stable order. Labels are for evaluation only: nothing here is read by training."""
 
     root: Path
-    kind: str  # "folder" | "class folders" | "splits" | "list" | "lookalikes" or a name of catalogue.py
+    kind: str  # "folder" | "class folders" | "splits" | "list" | "lookalikes" or a name of catalog.py
     paths: NDArray[np.str_]  # (N,) relative to root (POSIX) or absolute
     labels: NDArray[np.int64] | None = None  # (N,) index into classes, -1 where an image has none
     classes: tuple[str, ...] = ()
@@ -77,8 +77,8 @@ class ImageSource:
             facts.append(counted(len(self.classes), "class", "classes"))
         if self.splits is not None:
             facts.append(" + ".join(f"{int((self.splits == name).sum()):,} {name}" for name in ("train", "test")))
-        if self.labels is not None and (unlabelled := int((self.labels < 0).sum())):
-            facts.append(f"{unlabelled:,} without a label")
+        if self.labels is not None and (unlabeled := int((self.labels < 0).sum())):
+            facts.append(f"{unlabeled:,} without a label")
         facts += [name for name in ("boxes", "masks") if getattr(self, name) is not None]
         if self.part_names:
             facts.append(counted(len(self.part_names), "part"))
@@ -89,7 +89,7 @@ class ImageSource:
 
 
 def open_source(data: str | Path) -> ImageSource:
-    """Recognise what lies there and list its images; see ``ImageSource.kind`` for what there is.
+    """Recognize what lies there and list its images; see ``ImageSource.kind`` for what there is.
 
     ``cub:PATH`` and the like demand the whole of a named dataset: a tree that is not all of it is an error.
     """
@@ -110,7 +110,7 @@ def open_source(data: str | Path) -> ImageSource:
 
 
 def _open_folder(root: Path) -> ImageSource:
-    if name := recognised(root):
+    if name := recognized(root):
         return open_as(name, root)
     if folders := split_folders(root):
         return _open_splits(root, folders)

@@ -24,9 +24,9 @@ from finesight.data.color import (
     adjust_hue,
     adjust_saturation,
     gaussian_blur,
-    normalise,
-    solarise,
-    to_grey,
+    normalize,
+    solarize,
+    to_gray,
 )
 from finesight.data.focus import NO_BOX, focused_corners
 from finesight.data.rows import Rows
@@ -41,14 +41,14 @@ __all__ = [
     "adjust_hue",
     "adjust_saturation",
     "apply_views",
-    "centre_view",
+    "center_view",
     "crop_resize_flip",
     "gaussian_blur",
-    "normalise",
+    "normalize",
     "random_views",
     "sample_params",
-    "solarise",
-    "to_grey",
+    "solarize",
+    "to_gray",
 ]
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
@@ -97,23 +97,23 @@ class ViewConfig(BaseModel):
     contrast: Strength = 0.4
     saturation: Strength = 0.4
     hue: Annotated[float, Field(ge=0, le=0.5)] = 0.1
-    grey: Probability = 0.2
+    gray: Probability = 0.2
     blur: Probability = 0.5
     blur_sigma: Range = (0.1, 2.0)
     blur_resolution: Annotated[int, Field(ge=1)] = 224
-    solarise: Probability = 0.0
-    solarise_threshold: Probability = 0.5
+    solarize: Probability = 0.0
+    solarize_threshold: Probability = 0.5
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[Positive, Positive, Positive] = IMAGENET_STD
     second_blur: Probability | None = None  # in every second view, where it is not as the first
-    second_solarise: Probability | None = None
+    second_solarize: Probability | None = None
     local_crops: Annotated[int, Field(ge=0)] = 0  # small views beside the two large ones
     local_resolution: Annotated[int, Field(ge=2)] | None = None  # None: three sevenths, as 96 of 224 px
     local_scale: UnitRange = (0.05, 0.14)
     local_blur: Probability | None = None
     paste: Probability = 0.0  # the object on another background: needs to know where it is (``saliency``)
     second_paste: Probability | None = None
-    backdrops: tuple[Strength, Strength, Strength] = (1.0, 0.0, 0.0)  # shares: other images, grey levels, textures
+    backdrops: tuple[Strength, Strength, Strength] = (1.0, 0.0, 0.0)  # shares: other images, gray levels, textures
 
     @model_validator(mode="after")
     def _can_be_made(self) -> Self:
@@ -131,11 +131,11 @@ class ViewConfig(BaseModel):
         """How each view of an image is made: two large ones, then the local crops."""
         plain = self.model_copy(
             update={
-                **dict.fromkeys(("second_blur", "second_solarise", "second_paste", "local_resolution", "local_blur")),
+                **dict.fromkeys(("second_blur", "second_solarize", "second_paste", "local_resolution", "local_blur")),
                 "local_crops": 0,
             }
         )
-        second = {"blur": self.second_blur, "solarise": self.second_solarise, "paste": self.second_paste}
+        second = {"blur": self.second_blur, "solarize": self.second_solarize, "paste": self.second_paste}
         local = {"resolution": self.local_side, "scale": self.local_scale, "blur": self.local_blur}
         small = plain.model_copy(update={name: value for name, value in local.items() if value is not None})
         other = plain.model_copy(update={name: value for name, value in second.items() if value is not None})
@@ -162,10 +162,10 @@ class ViewParams(Rows):
     jitter: Tensor  # (N,) bool
     order: Tensor  # (N, 4) int64: a permutation of brightness 0, contrast 1, saturation 2, hue 3
     factors: Tensor  # (N, 4) float32: brightness, contrast, saturation factors, hue shift
-    grey: Tensor  # (N,) bool
+    gray: Tensor  # (N,) bool
     blur: Tensor  # (N,) bool
     sigma: Tensor  # (N,) float32, in pixels of the view
-    solarise: Tensor  # (N,) bool
+    solarize: Tensor  # (N,) bool
 
 
 def sample_params(
@@ -192,17 +192,17 @@ def sample_params(
         jitter=happens(config.jitter),
         order=torch.rand(count, 4, generator=generator, dtype=torch.float64).argsort(dim=1),
         factors=torch.stack(factors, dim=1).float(),
-        grey=happens(config.grey),
+        gray=happens(config.gray),
         blur=happens(config.blur),
         sigma=uniform(*config.blur_sigma).mul(config.resolution / config.blur_resolution).float(),
-        solarise=happens(config.solarise),
+        solarize=happens(config.solarize),
     )
 
 
 def _sample_crops(
     config: ViewConfig, sizes: Tensor, generator: torch.Generator, boxes: Tensor | None, beta: float
 ) -> Tensor:
-    """torchvision's RandomResizedCrop: the first of ten tries that fits, else the largest centred crop.
+    """torchvision's RandomResizedCrop: the first of ten tries that fits, else the largest centered crop.
 
     Where a box is known, a crop of that size about a point of the box.
     """
@@ -230,10 +230,10 @@ def _sample_crops(
 def apply_views(
     config: ViewConfig, canvas: Tensor, params: ViewParams, compose: Callable[[Tensor], Tensor] | None = None
 ) -> Tensor:
-    """uint8 (N, 3, H, W) -> normalised float32 (N, 3, R, R), each operation on the images it was drawn for.
+    """uint8 (N, 3, H, W) -> normalized float32 (N, 3, R, R), each operation on the images it was drawn for.
 
     The padding of the canvas lies outside every crop, so the sizes of the images are not needed here. ``compose`` may
-    change the cropped images, in [0, 1], before their colours are changed.
+    change the cropped images, in [0, 1], before their colors are changed.
     """
     drawn = params.to("cpu")  # which images an operation touches is decided without waiting for the device
     params = params.to(canvas.device)
@@ -245,10 +245,10 @@ def apply_views(
         for kind, adjust in enumerate(_JITTER):
             touched = drawn.jitter & (drawn.order[:, position] == kind) & (drawn.factors != neutral)[:, kind]
             _change(images, touched, adjust, params.factors[:, kind])
-    _change(images, drawn.grey, to_grey)
+    _change(images, drawn.gray, to_gray)
     _change(images, drawn.blur, partial(gaussian_blur, kernel_size=config.blur_kernel), params.sigma)
-    _change(images, drawn.solarise, partial(solarise, threshold=config.solarise_threshold))
-    return normalise(images, config.mean, config.std)
+    _change(images, drawn.solarize, partial(solarize, threshold=config.solarize_threshold))
+    return normalize(images, config.mean, config.std)
 
 
 def _change(images: Tensor, touched: Tensor, operation: Callable[..., Tensor], *values: Tensor) -> None:
@@ -301,20 +301,20 @@ def random_views(config: ViewConfig, canvas: Tensor, sizes: Tensor, generator: t
     return apply_views(config, canvas, sample_params(config, sizes, generator))
 
 
-def centre_view(
+def center_view(
     canvas: Tensor,
     sizes: Tensor,
     resolution: int,
     mean: Sequence[float] = IMAGENET_MEAN,
     std: Sequence[float] = IMAGENET_STD,
 ) -> Tensor:
-    """The evaluation view: the centre R × R pixels as they were decoded, normalised. No resampling."""
+    """The evaluation view: the center R × R pixels as they were decoded, normalized. No resampling."""
     if bool((sizes < resolution).any()):
-        raise ValueError(f"a centre view of {resolution} px needs images at least as large, got {sizes.min()} px")
+        raise ValueError(f"a center view of {resolution} px needs images at least as large, got {sizes.min()} px")
     corner = ((sizes - resolution) / 2).round().long().to(canvas.device)  # half to even, as torchvision
     span = torch.arange(resolution, device=canvas.device)
     image = torch.arange(len(canvas), device=canvas.device)[:, None, None, None]
     channel = torch.arange(canvas.shape[1], device=canvas.device)[:, None, None]
     rows = (corner[:, :1] + span)[:, None, :, None]  # (N, 1, R, 1)
     columns = (corner[:, 1:] + span)[:, None, None, :]  # (N, 1, 1, R)
-    return normalise(canvas[image, channel, rows, columns].float().div_(255), mean, std)
+    return normalize(canvas[image, channel, rows, columns].float().div_(255), mean, std)

@@ -16,7 +16,7 @@ from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.evaluation.bootstrap import Difference, paired_bootstrap
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings
-from finesight.evaluation.retrieval import neighbours
+from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder
 from finesight.nn.pooling_config import PoolingName
 
@@ -149,10 +149,10 @@ def compare(
 
 def nearest(evaluation: Evaluation, images: NDArray[np.int64]) -> NDArray[np.int64]:
     """What the retrieval scores found first for each of ``images``; both are indices into the cache."""
-    gallery = _labelled(evaluation)
+    gallery = _labeled(evaluation)
     kept = np.searchsorted(evaluation.test, gallery)  # test is ascending
     features = evaluation.extracted.features[evaluation.pooling][kept]
-    found, _ = neighbours(features, np.searchsorted(gallery, images), 1)
+    found, _ = neighbors(features, np.searchsorted(gallery, images), 1)
     return gallery[found[:, 0]]
 
 
@@ -198,15 +198,15 @@ def _check_same_images(a: Evaluation, b: Evaluation) -> None:
         )
 
 
-def _labelled(evaluation: Evaluation) -> NDArray[np.int64]:
+def _labeled(evaluation: Evaluation) -> NDArray[np.int64]:
     labels = evaluation.cache.source.labels
     assert labels is not None
     return evaluation.test[labels[evaluation.test] >= 0]
 
 
 def _queries(evaluation: Evaluation) -> NDArray[np.int64]:
-    """As ``retrieval`` chooses them: labelled, and not alone in their class."""
-    images = _labelled(evaluation)
+    """As ``retrieval`` chooses them: labeled, and not alone in their class."""
+    images = _labeled(evaluation)
     assert evaluation.cache.source.labels is not None
     _, number, count = np.unique(evaluation.cache.source.labels[images], return_inverse=True, return_counts=True)
     return images[count[number] > 1]

@@ -1,4 +1,4 @@
-"""Retrieval, linear probe, kNN and localisation of one encoder on one source, by one of two protocols."""
+"""Retrieval, linear probe, kNN and localization of one encoder on one source, by one of two protocols."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from finesight.nn.pooling_config import AnyPooling
 from finesight.paper.released import Task, released_probe
 
 SPLIT_SEED = 0
-TRAIN_SHARE = 0.7  # of each class, where a labelled source has no split of its own
+TRAIN_SHARE = 0.7  # of each class, where a labeled source has no split of its own
 
 
 @dataclass(frozen=True)
@@ -55,7 +55,7 @@ def evaluate(
     pooling: AnyPooling | None = None,
     linear: bool = True,
     fractions: Sequence[int] = (100, 50, 20),
-    normalise: bool | None = None,
+    normalize: bool | None = None,
     protocol: Protocol | None = None,
     limit_classes: int | None = None,
     cache_dir: Path | None = None,
@@ -70,7 +70,7 @@ def evaluate(
         (name,),
         linear=linear,
         fractions=fractions,
-        normalise=normalise,
+        normalize=normalize,
         protocol=protocol,
         limit_classes=limit_classes,
         cache_dir=cache_dir,
@@ -87,7 +87,7 @@ def evaluate_poolings(
     linear: bool = True,
     probed: Sequence[AnyPooling] | None = None,
     fractions: Sequence[int] = (100, 50, 20),
-    normalise: bool | None = None,
+    normalize: bool | None = None,
     protocol: Protocol | None = None,
     limit_classes: int | None = None,
     cache_dir: Path | None = None,
@@ -106,7 +106,7 @@ def evaluate_poolings(
     probing = () if not linear else tuple(poolings if probed is None else probed)
     if not set(probing) <= set(poolings):
         raise ValueError(f"cannot probe {probing}: only {tuple(poolings)} are evaluated")
-    source = _labelled_source(data, limit_classes)
+    source = _labeled_source(data, limit_classes)
     cache = open_cache(
         source, cache_side(encoder.config.resolution), cache_dir=cache_dir, workers=workers, progress=progress
     )
@@ -115,7 +115,7 @@ def evaluate_poolings(
         raise FineSightError(
             f"{source.root} has no train images to fit the linear probe on: leave it out (--no-linear)."
         )
-    unit = normalise if normalise is not None else _probe_unit(encoder)
+    unit = normalize if normalize is not None else _probe_unit(encoder)
     if not any(uses_rationale(name) for name in poolings):
         encoder = encoder.pooled("average")  # without its branch, which has no say here
     parts = _parts(rules, cache.source, train, fractions, limit_classes) if probing or rules.save_labels else {}
@@ -236,7 +236,7 @@ def _probed(
         scene.labels(scene.test),
         fractions=tuple(scene.parts),
         seed=rules.seed,
-        normalise=scene.unit,
+        normalize=scene.unit,
         progress=partial(_say, name) if scene.progress else None,
         parts=scene.parts,
         found=keep,
@@ -244,7 +244,7 @@ def _probed(
 
 
 def _by_class(test: NDArray[np.int64], source: ImageSource) -> NDArray[np.int64]:
-    """The labelled ones, class by class, as a folder of class folders lists them: batches are of look-alikes then."""
+    """The labeled ones, class by class, as a folder of class folders lists them: batches are of look-alikes then."""
     assert source.labels is not None
     known = test[source.labels[test] >= 0]
     return known[np.argsort(source.labels[known], kind="stable")]
@@ -273,7 +273,7 @@ def _say(name: AnyPooling, text: str) -> None:
     console.print(f"{name}: {text}", style="dim")
 
 
-def _labelled_source(data: str | Path | ImageSource, limit_classes: int | None) -> ImageSource:
+def _labeled_source(data: str | Path | ImageSource, limit_classes: int | None) -> ImageSource:
     source = data if isinstance(data, ImageSource) else open_source(data)
     if source.labels is None or not (source.labels >= 0).any():
         raise FineSightError(
@@ -288,7 +288,7 @@ def _probe_unit(encoder: Encoder) -> bool:
 
 
 def split_indices(source: ImageSource) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
-    """(train, test, kind of split). A labelled source without splits gets a fixed one, 70/30 within each class."""
+    """(train, test, kind of split). A labeled source without splits gets a fixed one, 70/30 within each class."""
     assert source.labels is not None
     if source.splits is not None:
         train, test = (np.flatnonzero(source.splits == name) for name in ("train", "test"))

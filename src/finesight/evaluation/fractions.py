@@ -63,7 +63,7 @@ def join(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
 def write_parts(file: Path, source: ImageSource, train: NDArray[np.int64], parts: Parts, seed: int | None) -> None:
     """Percent, class, paths: small enough to share, one class a line. ``parts`` are indices into ``train``.
 
-    A hundred percent is not written: it is every labelled train image.
+    A hundred percent is not written: it is every labeled train image.
     """
     head: dict[str, Any] = {
         "format": FORMAT,

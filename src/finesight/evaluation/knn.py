@@ -1,6 +1,6 @@
-"""k nearest neighbours from train to test: what a feature is worth without fitting anything.
+"""k nearest neighbors from train to test: what a feature is worth without fitting anything.
 
-The vote is weighted (Wu et al., 2018; the DINO evaluation): a neighbour at cosine s adds exp(s / 0.07) to its class.
+The vote is weighted (Wu et al., 2018; the DINO evaluation): a neighbor at cosine s adds exp(s / 0.07) to its class.
 Nothing is chosen, so nothing can leak: k is fixed, 1 and 20.
 """
 
@@ -15,7 +15,7 @@ from finesight.errors import FineSightError
 from finesight.evaluation.retrieval import cross_rows
 from finesight.features.wide import Features, WideRows
 
-NEIGHBOURS = (1, 20)
+NEIGHBORS = (1, 20)
 TEMPERATURE = 0.07
 
 
@@ -24,20 +24,20 @@ def knn_hits(
     train_y: NDArray[np.int64],
     test_x: Features,
     test_y: NDArray[np.int64],
-    neighbours: Sequence[int] = NEIGHBOURS,
+    neighbors: Sequence[int] = NEIGHBORS,
 ) -> dict[int, NDArray[np.bool_]]:
-    """For each k, whether the vote gives each labelled test image its class.
+    """For each k, whether the vote gives each labeled test image its class.
 
     Equally similar train images rank by index, equal votes go to the lowest label. With fewer than k train images all
     of them vote. Images without a label (-1) take no part. Cosines are exact (``retrieval``).
     """
-    if not neighbours or min(neighbours) < 1:
-        raise ValueError(f"k must be at least 1, not {tuple(neighbours)}")
-    train_x, train_y = _labelled(train_x, train_y, "train")
-    test_x, test_y = _labelled(test_x, test_y, "test")
+    if not neighbors or min(neighbors) < 1:
+        raise ValueError(f"k must be at least 1, not {tuple(neighbors)}")
+    train_x, train_y = _labeled(train_x, train_y, "train")
+    test_x, test_y = _labeled(test_x, test_y, "test")
     classes, number = np.unique(train_y, return_inverse=True)
-    most = min(max(neighbours), len(train_y))
-    right = {k: np.zeros(len(test_y), dtype=bool) for k in neighbours}
+    most = min(max(neighbors), len(train_y))
+    right = {k: np.zeros(len(test_y), dtype=bool) for k in neighbors}
     for n, (cosines, label) in enumerate(zip(cross_rows(test_x, train_x), test_y.tolist(), strict=True)):
         near = _nearest(cosines, most)
         weights = np.exp(cosines[near] / TEMPERATURE)
@@ -54,7 +54,7 @@ def _nearest(cosines: NDArray[np.float64], k: int) -> NDArray[np.int64]:
     return candidates[np.argsort(-cosines[candidates], kind="stable")[:k]]
 
 
-def _labelled(x: Features, y: NDArray[np.int64], split: str) -> tuple[Features, NDArray[np.int64]]:
+def _labeled(x: Features, y: NDArray[np.int64], split: str) -> tuple[Features, NDArray[np.int64]]:
     labels = np.asarray(y)
     if labels.shape != (len(x),):
         raise ValueError(f"{len(x)} {split} features but labels of shape {labels.shape}")

@@ -35,7 +35,7 @@ GRAM = 16_384  # images at most in a matrix of their inner products, which takes
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """What each labelled test image gave, in their order, and on how much of train the setting was chosen."""
+    """What each labeled test image gave, in their order, and on how much of train the setting was chosen."""
 
     hit1: NDArray[np.bool_]
     hit5: NDArray[np.bool_]
@@ -51,7 +51,7 @@ def linear_probe(
     *,
     fractions: Sequence[int] = (100, 50, 20),
     seed: int = 0,
-    normalise: bool = True,
+    normalize: bool = True,
     lrs: Sequence[float] = LEARNING_RATES,
     epochs: Sequence[int] = EPOCHS,
     progress: Callable[[str], None] | None = None,
@@ -60,18 +60,18 @@ def linear_probe(
 ) -> dict[str, dict[str, float]]:
     """Top-1 and top-5 in percent on test for each percentage of the train labels, and the setting chosen.
 
-    Unlabelled images (-1) are left out; test images of a class that train lacks count as wrong. ``normalise``
+    Unlabeled images (-1) are left out; test images of a class that train lacks count as wrong. ``normalize``
     gives each feature length 1; without it one common scale is taken out, so that the same learning rates
     suit any network. ``progress`` is told in words what is being done. ``parts`` has the train images of each
     fraction; by default they are drawn (``nested_fractions``). ``found`` is told what each test image gave.
     """
-    place = np.cumsum(np.asarray(train_y) >= 0) - 1  # among the labelled
-    train_x, train_y, norm = _labelled(train_x, train_y, "train")
-    test_x, test_y, test_norm = _labelled(test_x, test_y, "test")
+    place = np.cumsum(np.asarray(train_y) >= 0) - 1  # among the labeled
+    train_x, train_y, norm = _labeled(train_x, train_y, "train")
+    test_x, test_y, test_norm = _labeled(test_x, test_y, "test")
     classes = np.unique(train_y)
     _check_classes(classes, test_y)
     common = np.sqrt(np.mean(norm**2))
-    x, test = divided(train_x, norm if normalise else common), divided(test_x, test_norm if normalise else common)
+    x, test = divided(train_x, norm if normalize else common), divided(test_x, test_norm if normalize else common)
     y = torch.from_numpy(np.searchsorted(classes, train_y))
     target = torch.from_numpy(class_index(classes, test_y))
 
@@ -279,7 +279,7 @@ def divided(x: Features, by: NDArray[np.float64]) -> Rows:
     return torch.from_numpy((np.asarray(x) / divisor[:, None]).astype(np.float32))
 
 
-def _labelled(x: Features, y: NDArray[np.int64], split: str) -> tuple[Features, NDArray[np.int64], NDArray[np.float64]]:
+def _labeled(x: Features, y: NDArray[np.int64], split: str) -> tuple[Features, NDArray[np.int64], NDArray[np.float64]]:
     """Those that have a label, and their lengths; wide features are not copied."""
     x, y = WideRows.of(x) if x.shape[1] > WIDE else np.asarray(x), np.asarray(y)
     if y.shape != (len(x),):
@@ -302,7 +302,7 @@ def _labelled(x: Features, y: NDArray[np.int64], split: str) -> tuple[Features, 
 def _check_classes(classes: NDArray[np.int64], test_y: NDArray[np.int64]) -> None:
     if len(classes) < 2:
         raise FineSightError(
-            "The linear probe needs at least two classes, but all labelled train images are of one. "
+            "The linear probe needs at least two classes, but all labeled train images are of one. "
             "Give images of more classes."
         )
     if not np.isin(test_y, classes).any():

@@ -59,7 +59,7 @@ def localization(attentions: Iterable[ArrayLike], masks: Iterable[ArrayLike | No
         area.append(np.mean(np.asarray(mask, dtype=bool)))
     if not inside:
         raise FineSightError(
-            "Localisation needs object masks or boxes and no image has one. Evaluate without localisation, "
+            "Localization needs object masks or boxes and no image has one. Evaluate without localization, "
             "or give a data set that has them (CUB-200-2011, the drawn look-alikes)."
         )
     return {
@@ -71,7 +71,7 @@ def localization(attentions: Iterable[ArrayLike], masks: Iterable[ArrayLike | No
 
 
 def _upsample(attention: ArrayLike, size: tuple[int, ...]) -> NDArray[np.float64]:
-    """(H, W) -> (h, w), bilinear, pixel centres aligned as in an image resize."""
+    """(H, W) -> (h, w), bilinear, pixel centers aligned as in an image resize."""
     heat = np.ascontiguousarray(attention, dtype=np.float64)
     if heat.ndim != 2 or len(size) != 2:
         raise ValueError(f"attention and mask must be (H, W), not {heat.shape} and {size}")

@@ -46,7 +46,7 @@ def class_rows(
 ) -> list[Row]:
     """One a class that has a query or a test image, the worst rank-1 first; of equal ones the lowest mAP.
 
-    ``labels`` are those of the searched images, in order; ``hits`` has what each labelled test image gave, by the name
+    ``labels`` are those of the searched images, in order; ``hits`` has what each labeled test image gave, by the name
     of a column. Scores are in percent, None where a class has nothing to score.
     """
     asked, tested = query_labels(labels), test_labels[test_labels >= 0]

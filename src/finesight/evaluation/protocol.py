@@ -9,7 +9,7 @@ from typing import Any, Literal, get_args
 
 from finesight.data.layouts.official import OFFICIAL, missing_words
 from finesight.data.sources import ImageSource
-from finesight.evaluation.knn import NEIGHBOURS
+from finesight.evaluation.knn import NEIGHBORS
 from finesight.evaluation.linear import Outcome
 from finesight.paper.released import EPOCHS, milestones
 
@@ -27,7 +27,7 @@ class Protocol:
     """How to score; docs/protocols.md says what the two are."""
 
     name: ProtocolName = "finesight"
-    knn: tuple[int, ...] = NEIGHBOURS  # k of each vote, where features of train are there anyway
+    knn: tuple[int, ...] = NEIGHBORS  # k of each vote, where features of train are there anyway
     labels: Path | None = None  # the label fractions to use; None: drawn
     save_labels: Path | None = None  # where to write those that are used
     probe_epochs: int = EPOCHS  # of the released probe

@@ -66,15 +66,15 @@ def retrieval(
     labels = np.asarray(labels)
     if labels.shape != (len(features),):
         raise ValueError(f"{len(features)} features but labels of shape {labels.shape}")
-    labelled = labels >= 0
-    labels = labels[labelled]
+    labeled = labels >= 0
+    labels = labels[labeled]
     members = _members(labels)
     query = np.flatnonzero([len(members[label]) > 1 for label in labels.tolist()])
     _check_labels(len(members), len(query), len(labels))
 
     first = np.empty(len(query), dtype=np.int64)
     ap = np.empty(len(query), dtype=np.float64)
-    for n, (image, scores) in enumerate(_rows(_comparison(features, labelled), len(labels), query, chunk)):
+    for n, (image, scores) in enumerate(_rows(_comparison(features, labeled), len(labels), query, chunk)):
         same = members[int(labels[image])]
         position = _positions(scores, same[same != image], ties)  # (P,) ascending, from 1
         first[n] = position[0]
@@ -91,7 +91,7 @@ def retrieval(
     )
 
 
-def neighbours(features: Features, queries: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
+def neighbors(features: Features, queries: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
     """The k images most like each query, itself left out, and their cosines: (Q, k) each, most alike first.
 
     With fewer than k other images, all of them are given.
@@ -139,16 +139,16 @@ def _members(labels: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
     return dict(zip(classes.tolist(), np.split(order, starts[1:]), strict=True)) if len(classes) else {}
 
 
-def _check_labels(classes: int, queries: int, labelled: int) -> None:
-    if labelled == 0:
+def _check_labels(classes: int, queries: int, labeled: int) -> None:
+    if labeled == 0:
         raise FineSightError(
             "Retrieval needs class labels and no image has one. "
             "Give a folder with one sub-folder per class, or a list with a label column."
         )
     if classes == 1:
         raise FineSightError(
-            f"Retrieval needs at least two classes, but all {labelled} labelled images are of one class: "
-            "every neighbour would be right. Give images of more classes."
+            f"Retrieval needs at least two classes, but all {labeled} labeled images are of one class: "
+            "every neighbor would be right. Give images of more classes."
         )
     if queries == 0:
         raise FineSightError(

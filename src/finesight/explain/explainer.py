@@ -133,7 +133,7 @@ class Explainer:
     def __call__(
         self, images: ImageLike | Tensor | Sequence[ImageLike], names: Sequence[str] | None = None
     ) -> Explanation:
-        """Paths, PIL images, or normalised views (N, 3, R, R). Where the loss is one over the batch (SimCLR, Barlow
+        """Paths, PIL images, or normalized views (N, 3, R, R). Where the loss is one over the batch (SimCLR, Barlow
         Twins, VICReg), these images are its batch."""
         views = self.encoder.prepare(images)
         gradcam = self._gradcam(views)

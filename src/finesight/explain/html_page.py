@@ -9,14 +9,14 @@ from typing import Any
 from finesight.plots.html import Section
 
 LOOK = (
-    "mask: what a run's features are pooled by, the common rationale it learnt. channel energy: the sum of all "
+    "mask: what a run's features are pooled by, the common rationale it learned. channel energy: the sum of all "
     "activations, which needs no learning and which a mask has to beat. GradCAM of its loss: the cells by which the "
     "loss of the run's own method would change most, with the image's mirror image as the second view; it is what the "
     "mask was taught by, image by image, and shows what the loss cares about, background included."
 )
 PROJECTIONS = (
     "The mask is the maximum over these detectors. On the left those whose answer varies most over an image, on the "
-    "right those that vary least. Colours are scaled for each map on its own: they compare places within one map, not "
+    "right those that vary least. Colors are scaled for each map on its own: they compare places within one map, not "
     "maps with each other; the variances do that."
 )
 ALIKE = (

@@ -37,7 +37,7 @@ class NoGradCAM(FineSightError):
 
 
 class ObjectiveCam:
-    """The training of a run as its last step left it: twins, queues and centres are those of the checkpoint.
+    """The training of a run as its last step left it: twins, queues and centers are those of the checkpoint.
 
     It is the network that was trained. What a run exports may differ from it: DINO's teacher, an average with the
     initial weights (``initial_share``), the best epoch instead of the last.
@@ -56,7 +56,7 @@ class ObjectiveCam:
         return 2 if isinstance(self.objective, COUPLED) else 1
 
     def __call__(self, views: Tensor, rectify: Rectify = "abs") -> Tensor:
-        """Normalised views (N, 3, R, R) -> (N, H, W), not negative; the views are one batch where the loss has one."""
+        """Normalized views (N, 3, R, R) -> (N, H, W), not negative; the views are one batch where the loss has one."""
         if len(views) < self.least:
             raise NoGradCAM(
                 f"The loss of {type(self.objective).__name__} compares the images of a batch: explain {self.least} "
@@ -129,8 +129,8 @@ def _module(run: RunFolder, encoder: Encoder, state: dict[str, Tensor]) -> Train
     if (queue := state.get("objective.queue.vectors")) is not None:
         config = config.model_copy(update={"objective": config.objective.model_copy(update={"queue": len(queue)})})
     images = next((len(state[name]) for name in ("boxes", "maps") if name in state), 2)
-    is_labelled = recipe(config.method).objective == "supervised"
-    classes = len(state["objective.head.weight"]) if is_labelled else 0
+    is_labeled = recipe(config.method).objective == "supervised"
+    classes = len(state["objective.head.weight"]) if is_labeled else 0
     with torch.random.fork_rng(devices=()):  # the module seeds the generator
         module = TrainingModule(config, images=images, steps_per_epoch=1, classes=classes, load_weights=False)
     try:

@@ -83,7 +83,7 @@ def ranked(variances: NDArray[np.float64], kept: Sequence[int], top: int, lowest
 def alike(similarity: Similarity, pictures: tuple[Picture, Picture], names: tuple[str, str], top: int = 4) -> Figure:
     """Which cells and which projections made a score: the query above, the hit below.
 
-    One colour scale for all maps of an image: a projection that adds little looks faint.
+    One color scale for all maps of an image: a projection that adds little looks faint.
     """
     shown = similarity.projections[:top]
     heads = [f"all cells\nscore {similarity.score:.3f}"]

@@ -205,7 +205,7 @@ def describe(model: Any, config: EncoderConfig, fingerprint: str, precision: str
             "short_side": cache_side(config.resolution),
             "centre_crop": config.resolution,
             "resize": "antialiased bilinear",
-            "pixels": "uint8 RGB; scaled and normalised inside the graph",
+            "pixels": "uint8 RGB; scaled and normalized inside the graph",
         },
     }
     needed("onnx").helper.set_model_props(model, {KEY: json.dumps(known)})

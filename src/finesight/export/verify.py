@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from finesight.data.color import normalise
+from finesight.data.color import normalize
 from finesight.features.encoder import Encoder
 from finesight.features.onnx_names import ATTENTION, FEATURE, IMAGES, REGION, RESPONSES, VECTORS
 from finesight.features.onnx_runtime import session
@@ -48,7 +48,7 @@ def reference(
     encoder: Encoder, images: Tensor, region: Tensor | None, names: Sequence[str]
 ) -> dict[str, NDArray[np.float32]]:
     """What PyTorch makes of pixels (N, H, W, 3), by the code that embeds and evaluates, not by the exported graph."""
-    views = normalise(images.permute(0, 3, 1, 2).float().div_(255), encoder.config.mean, encoder.config.std)
+    views = normalize(images.permute(0, 3, 1, 2).float().div_(255), encoder.config.mean, encoder.config.std)
     poolings = {name: encoder.config.pooling if name == FEATURE else name for name in names if name in VECTORS}
     encoded = encoder.encode(views, tuple(dict.fromkeys(poolings.values())), regions=region)
     outputs = {name: encoded.features[pooling].numpy() for name, pooling in poolings.items()}

@@ -103,7 +103,7 @@ class TorchEngine:
         return [Look({name: values[i] for name, values in features.items()}, masks[i]) for i in range(len(views))]
 
     def _tensor(self, views: Sequence[View]) -> Tensor:
-        """(N, 3, R, R), normalised as the encoder does it."""
+        """(N, 3, R, R), normalized as the encoder does it."""
         import torch
 
         canvas = torch.from_numpy(np.stack([view.pixels for view in views])).permute(0, 3, 1, 2)

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from finesight.data.cache import cache_side
 from finesight.data.decode import to_rgb
 from finesight.data.geometry import Geometry, read_cached
-from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD, centre_view
+from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD, center_view
 from finesight.errors import FineSightError, SkipImage
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
@@ -65,7 +65,7 @@ class Encoded:
 
 
 class Encoder(nn.Module):
-    """Backbone, branch and pooling. ``embed`` and ``attend`` take paths, PIL images or a normalised tensor."""
+    """Backbone, branch and pooling. ``embed`` and ``attend`` take paths, PIL images or a normalized tensor."""
 
     def __init__(self, config: EncoderConfig, backbone: Backbone, branch: FittingBranch | None = None) -> None:
         super().__init__()
@@ -86,7 +86,7 @@ class Encoder(nn.Module):
     # --- use ------------------------------------------------------------------------------------------------------
 
     def embed(self, images: ImageLike | Tensor | Sequence[ImageLike], pooling: PoolingName | None = None) -> Tensor:
-        """Features (N, C), float32 on the CPU, not normalised. A feature does not depend on the other images."""
+        """Features (N, C), float32 on the CPU, not normalized. A feature does not depend on the other images."""
         name = pooling or self.config.pooling
         return self.encode(self.prepare(images), (name,)).features[name]
 
@@ -101,7 +101,7 @@ class Encoder(nn.Module):
         return Encoder(self.config.model_copy(update=changes), self.backbone, self.branch if keep else None)
 
     def prepare(self, images: ImageLike | Tensor | Sequence[ImageLike]) -> Tensor:
-        """To a normalised (N, 3, R, R): short side 8/7 R, centre crop, as in training's evaluation."""
+        """To a normalized (N, 3, R, R): short side 8/7 R, center crop, as in training's evaluation."""
         if isinstance(images, Tensor):
             if images.ndim != 4 or images.shape[1] != 3:
                 raise FineSightError(f"A tensor of images must be (N, 3, height, width), got {tuple(images.shape)}.")
@@ -126,8 +126,8 @@ class Encoder(nn.Module):
         return self.view(canvas, torch.tensor([pixels.shape[:2]]))
 
     def view(self, canvas: Tensor, sizes: Tensor) -> Tensor:
-        """Decoded pixels (a cache batch) to the normalised view the encoder expects."""
-        return centre_view(canvas, sizes, self.config.resolution, self.config.mean, self.config.std)
+        """Decoded pixels (a cache batch) to the normalized view the encoder expects."""
+        return center_view(canvas, sizes, self.config.resolution, self.config.mean, self.config.std)
 
     @torch.no_grad()
     def encode(
@@ -205,7 +205,7 @@ class Encoder(nn.Module):
         return encoder
 
     def fresh_branch(self, seed: int) -> FittingBranch:
-        """A branch as training finds it: what it pools is the control for having learnt."""
+        """A branch as training finds it: what it pools is the control for having learned."""
         assert self.config.rationale is not None
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -278,7 +278,7 @@ def projection_responses(encoder: Encoder, views: Tensor) -> NDArray[np.float32]
 
 
 def pixels(encoder: Encoder, view: Tensor) -> NDArray[np.uint8]:
-    """A normalised view back to a picture. (3, R, R) -> (R, R, 3)"""
+    """A normalized view back to a picture. (3, R, R) -> (R, R, 3)"""
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (encoder.config.mean, encoder.config.std))
     picture: NDArray[np.uint8] = ((view * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
     return picture

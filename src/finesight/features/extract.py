@@ -90,10 +90,10 @@ def has_objects(source: ImageSource) -> bool:
 def object_masks(
     cache: DecodedCache, indices: NDArray[np.int64], resolution: int
 ) -> Iterator[NDArray[np.bool_] | None]:
-    """Where the object is in the centre crop that the encoder sees."""
+    """Where the object is in the center crop that the encoder sees."""
     for i in indices:
         mask = cache.mask(int(i))
-        yield None if mask is None else _centre(mask, resolution)
+        yield None if mask is None else _center(mask, resolution)
 
 
 def _objects(cache: DecodedCache, indices: NDArray[np.int64], resolution: int) -> torch.Tensor:
@@ -103,7 +103,7 @@ def _objects(cache: DecodedCache, indices: NDArray[np.int64], resolution: int) -
     return torch.from_numpy(np.stack(masks))
 
 
-def _centre(mask: NDArray[np.bool_], resolution: int) -> NDArray[np.bool_]:
-    """The rows and columns ``centre_view`` takes."""
+def _center(mask: NDArray[np.bool_], resolution: int) -> NDArray[np.bool_]:
+    """The rows and columns ``center_view`` takes."""
     top, left = (round((side - resolution) / 2) for side in mask.shape)
     return mask[top : top + resolution, left : left + resolution]

@@ -22,9 +22,9 @@ LEAST = 1e-6  # of a box's width and height
 
 
 def picture_view(picture: Picture, resolution: int, region: Box | None = None) -> View:
-    """The centre of a picture, as in evaluation; ``SkipImage`` says why a file cannot be used.
+    """The center of a picture, as in evaluation; ``SkipImage`` says why a file cannot be used.
 
-    With a ``region`` that the centre does not hold, the window moves, at the same scale, to where it holds as much of
+    With a ``region`` that the center does not hold, the window moves, at the same scale, to where it holds as much of
     it as it can.
     """
     image, (width, height) = _opened(picture, cache_side(resolution))
@@ -40,7 +40,7 @@ def picture_view(picture: Picture, resolution: int, region: Box | None = None) -
     return View(window, _shares(geometry, left, top, resolution), width, height)
 
 
-def centre_box(width: int, height: int, resolution: int) -> Box:
+def center_box(width: int, height: int, resolution: int) -> Box:
     """Where the view of a whole picture lies in it, without reading the picture."""
     geometry = Geometry.fit(width, height, cache_side(resolution))
     return _shares(geometry, *_corner(geometry, resolution, None, None), resolution)
@@ -104,11 +104,11 @@ def _corner(geometry: Geometry, resolution: int, across: Span, down: Span) -> tu
     x, y, width, height = geometry.crop
     starts = []
     for size, begin, length, span in ((geometry.size[1], x, width, across), (geometry.size[0], y, height, down)):
-        centre = round((size - resolution) / 2)  # half to even, as ``centre_view``
+        center = round((size - resolution) / 2)  # half to even, as ``center_view``
         scale = size / length
         within = None if span is None else ((span[0] - begin) * scale, (span[1] - begin) * scale)
-        start = _held(centre, resolution, size, within)
-        starts.append(math.ceil(start) if start > centre else math.floor(start))  # towards the region
+        start = _held(center, resolution, size, within)
+        starts.append(math.ceil(start) if start > center else math.floor(start))  # towards the region
     return starts[0], starts[1]
 
 

@@ -19,7 +19,7 @@ class RowSpace:
 
     SGD from zero adds up multiples of the rows it is shown, and sees no more of them than their inner products. On the
     rows of the Gram matrix's Cholesky factor it therefore goes the same way as on the features themselves, step by
-    step and for any part of the rows, at n / D of the cost; ``lift`` turns what it learnt into weights of the
+    step and for any part of the rows, at n / D of the cost; ``lift`` turns what it learned into weights of the
     features. Nothing is left out: the two differ by rounding. Copies of an image make the matrix singular; ``JITTER``
     times its own square, added to each row's, mends that and is lost in float32.
     """

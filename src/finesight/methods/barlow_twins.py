@@ -20,7 +20,7 @@ from finesight.nn.pooling import Pool
 
 
 def barlow(a: Tensor, b: Tensor, off_diagonal: float) -> tuple[Tensor, Tensor]:
-    """Per-image parts of Σ (1 − C_ii)² + λ Σ_{i≠j} C_ij², and C. Outputs standardised over the batch. (N, D)² -> (N,)
+    """Per-image parts of Σ (1 − C_ii)² + λ Σ_{i≠j} C_ij², and C. Outputs standardized over the batch. (N, D)² -> (N,)
 
     C_ij being the mean over images of a_i b_j, C_ij² is the mean of C_ij a_i b_j: an image's part is the term in its
     own a and b, and the mean over the joined batch is the loss.

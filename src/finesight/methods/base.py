@@ -47,7 +47,7 @@ class Objective(nn.Module, ABC):
     Config: ClassVar[type[ObjectiveConfig]]
     metrics: ClassVar[tuple[str, ...]] = ()  # names of what ``ObjectiveOutput.metrics`` holds
     views: ClassVar[int | None] = None  # how many of the configured views it takes; None: all
-    labelled: ClassVar[bool] = False
+    labeled: ClassVar[bool] = False
     sees_cells: ClassVar[bool] = False  # its head reads single cells of φ too, so nothing may pool them otherwise
     masked: ClassVar[bool] = False  # its views have a fourth channel: where the object is, from 0 to 1
     joint_norm: ClassVar[bool] = False  # in several processes, batch norms see the joined batch
@@ -74,7 +74,7 @@ class Objective(nn.Module, ABC):
         """Before the forward of a step, without gradient (momentum updates). ``progress`` goes from 0 to 1."""
 
     def after_step(self, outcome: ObjectiveOutput) -> None:
-        """After the backward of a step, without gradient (queues, centres)."""
+        """After the backward of a step, without gradient (queues, centers)."""
 
     @property
     def exported(self) -> Backbone:

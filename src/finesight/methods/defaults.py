@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
-# BYOL's pair: one view always blurred, the other seldom and sometimes solarised.
+# BYOL's pair: one view always blurred, the other seldom and sometimes solarized.
 ASYMMETRIC_VIEWS: dict[str, Any] = {
     "views.scale": (0.08, 1.0),
     "views.saturation": 0.2,
     "views.blur": 1.0,
     "views.second_blur": 0.1,
-    "views.second_solarise": 0.2,
+    "views.second_solarize": 0.2,
 }
 
 

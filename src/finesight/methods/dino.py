@@ -31,7 +31,7 @@ class DINOConfig(ObjectiveConfig):
     bottleneck: int = Field(256, ge=1)
     student_temperature: float = Field(0.1, gt=0)
     teacher_temperature: float = Field(0.04, gt=0)
-    centre_momentum: float = Field(0.9, ge=0, lt=1)
+    center_momentum: float = Field(0.9, ge=0, lt=1)
     momentum: float = Field(0.9995, ge=0, le=1)
     hold_epochs: float = Field(1.0, ge=0)  # the prototypes wait
 
@@ -62,18 +62,25 @@ def dino_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
     return torch.stack(pairs).mean(0)
 
 
+def _renamed_center(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
+    """Checkpoints of earlier versions call the center ``centre``."""
+    if f"{prefix}centre" in state:
+        state[f"{prefix}center"] = state.pop(f"{prefix}centre")
+
+
 class DINO(Objective):
     Config = DINOConfig
     metrics = ("teacher_entropy",)
     joint_norm = True
-    centre: Tensor
+    center: Tensor
 
     def __init__(self, backbone: Backbone, config: DINOConfig, data: Data, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = DINOHead(self.pool.width, config)
         self.teacher_backbone = momentum_twin(backbone)
         self.teacher_pool, self.teacher_head = momentum_twin(self.pool), momentum_twin(self.head)
-        self.register_buffer("centre", torch.zeros(config.prototypes))
+        self.register_buffer("center", torch.zeros(config.prototypes))
+        self.register_load_state_dict_pre_hook(_renamed_center)
 
     @classmethod
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
@@ -85,7 +92,7 @@ class DINO(Objective):
             "views.saturation": 0.2,
             "views.blur": 1.0,
             "views.second_blur": 0.1,
-            "views.second_solarise": 0.2,
+            "views.second_solarize": 0.2,
             "views.local_crops": 8,
             "views.local_blur": 0.5,
         }
@@ -111,7 +118,7 @@ class DINO(Objective):
             rest = torch.cat([self.pool(maps[0][n:]), *(self.pool(other) for other in maps[1:])])
             unit, logits = self.head(torch.cat([pooled, rest]))
             guesses = (logits / config.student_temperature).log_softmax(1)
-            targets = ((teacher - self.centre) / config.teacher_temperature).softmax(1)
+            targets = ((teacher - self.center) / config.teacher_temperature).softmax(1)
             loss = dino_loss(torch.split(guesses, n), torch.split(targets, n))
         self._seen = teacher
         entropy = torch.special.entr(targets).sum(1).mean()
@@ -140,5 +147,5 @@ class DINO(Objective):
 
     @torch.no_grad()
     def after_step(self, outcome: ObjectiveOutput) -> None:
-        self.centre.lerp_(gather(self._seen).mean(0), 1 - self.config.centre_momentum)
+        self.center.lerp_(gather(self._seen).mean(0), 1 - self.config.center_momentum)
         del self._seen

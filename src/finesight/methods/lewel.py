@@ -73,7 +73,7 @@ class LEWELHead(nn.Module):
     """One MLP for the average of φ and, the same weights, for its cells; a second one for the aligned vectors.
 
     As in the released code the average joins the cells as one more position, and batch norm takes its statistics from
-    all of them together: the image's embedding and the maps are normalised alike.
+    all of them together: the image's embedding and the maps are normalized alike.
     """
 
     def __init__(self, channels: int, config: LEWELHeadConfig) -> None:
@@ -117,7 +117,7 @@ class LEWEL(Objective):
     only, nearly alike as an image's vectors are; so each image adds one, of a map drawn anew, and the queue holds all
     maps and as many images as the first.
 
-    The heads have batch norms. Queries are normalised over the joined batch of all ranks, keys over shuffled parts of
+    The heads have batch norms. Queries are normalized over the joined batch of all ranks, keys over shuffled parts of
     it (a rank each, or ``key_batch``): in several processes as in one, and a key still cannot tell its query's batch.
     """
 

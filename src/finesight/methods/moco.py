@@ -38,7 +38,7 @@ class MoCoConfig(ObjectiveConfig):
     temperature: float = Field(0.2, gt=0)
     momentum: float = Field(0.999, ge=0, le=1)
     queue: PositiveInt | Literal["auto"] = "auto"  # the paper: 65536
-    key_batch: int = Field(32, ge=2)  # in one process, keys are batch-normalised in shuffled groups of this size
+    key_batch: int = Field(32, ge=2)  # in one process, keys are batch-normalized in shuffled groups of this size
 
 
 def queue_size(config: MoCoConfig, data: Data) -> int:

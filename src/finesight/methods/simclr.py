@@ -55,13 +55,13 @@ class SimCLR(Objective):
 
     @classmethod
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
-        """The views' colours are of strength 1; the rate 0.075 √batch is the one advised for small batches."""
-        colours = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
+        """The views' colors are of strength 1; the rate 0.075 √batch is the one advised for small batches."""
+        colors = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
         rate = 0.075 * batch**0.5 * 256 / batch
         return {
             **lars(rate, batch, epochs),
             "views.scale": (0.08, 1.0),
-            **{f"views.{name}": strength for name, strength in colours.items()},
+            **{f"views.{name}": strength for name, strength in colors.items()},
         }
 
     def forward(

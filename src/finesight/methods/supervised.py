@@ -25,7 +25,7 @@ class Supervised(Objective):
     Config = SupervisedConfig
     metrics = ("accuracy",)
     views = 1
-    labelled = True
+    labeled = True
 
     def __init__(self, backbone: Backbone, config: SupervisedConfig, data: Data, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
@@ -39,7 +39,7 @@ class Supervised(Objective):
             "optim.backbone_share": 0.1,
             "views.scale": (0.08, 1.0),
             "views.jitter": 0.0,
-            "views.grey": 0.0,
+            "views.gray": 0.0,
             "views.blur": 0.0,
         }
 

@@ -21,22 +21,22 @@ from finesight.nn.pooling import Pool
 EPS = 1e-4
 
 
-def variance_parts(centred: Tensor) -> Tensor:
+def variance_parts(centered: Tensor) -> Tensor:
     """Per-image parts of mean_d max(0, 1 − s_d), s_d the dimension's deviation. (B, D) of the joined batch -> (B,)
 
     s = (var + ε) / s, and var is a mean of squares: an image's part is the term with its own square.
     """
-    scale = len(centred) / (len(centred) - 1)
-    s = (centred.var(0) + EPS).sqrt()
-    return ((1 - (scale * centred.square() + EPS) / s) * (s < 1)).mean(1)
+    scale = len(centered) / (len(centered) - 1)
+    s = (centered.var(0) + EPS).sqrt()
+    return ((1 - (scale * centered.square() + EPS) / s) * (s < 1)).mean(1)
 
 
-def covariance_parts(centred: Tensor) -> Tensor:
+def covariance_parts(centered: Tensor) -> Tensor:
     """Per-image parts of Σ_{i≠j} cov_ij² / D: as cov_ij is a mean of products, the term with its own. (B, D) -> (B,)"""
-    scale = len(centred) / (len(centred) - 1)
-    cov = centred.T @ centred / (len(centred) - 1)
+    scale = len(centered) / (len(centered) - 1)
+    cov = centered.T @ centered / (len(centered) - 1)
     cov = cov - cov.diagonal().diag()
-    return scale * ((centred @ cov) * centred).sum(1) / centred.shape[1]
+    return scale * ((centered @ cov) * centered).sum(1) / centered.shape[1]
 
 
 class VICRegConfig(ObjectiveConfig):

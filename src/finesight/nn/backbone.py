@@ -21,7 +21,7 @@ _EXAMPLES = "for example resnet50, convnext_tiny, efficientnet_lite0 or regnetx_
 
 
 class Backbone(nn.Module):
-    """φ (N, C, H, W) of a batch of normalised images, before any pooling; for ResNets after the last ReLU.
+    """φ (N, C, H, W) of a batch of normalized images, before any pooling; for ResNets after the last ReLU.
 
     ``output_stride`` 16 or 8 is timm's: the last stages lose their stride and their 3×3 convolutions are
     dilated instead (in a ResNet's first such block still by the dilation of the stage before), so that

@@ -22,7 +22,7 @@ def projector(kind: ProjectorName, channels: int, hidden: int, dim: int) -> nn.S
 
 
 def mlp(*widths: int, last: Literal["bias", "no-bias", "norm", "plain-norm"]) -> nn.Sequential:
-    """Linear, BN, ReLU for every hidden layer; the last one is linear, or normalised too (``plain``: not affine).
+    """Linear, BN, ReLU for every hidden layer; the last one is linear, or normalized too (``plain``: not affine).
 
     What a norm follows has no bias: the norm would take it out again.
     """

@@ -16,25 +16,25 @@ class Joined:
 
     def forward(self: Any, x: Tensor) -> Tensor:
         if not self.training or world()[1] == 1:
-            normalised: Tensor = super().forward(x)  # type: ignore[misc]
-            return normalised
-        normalised = _normalised(self, x)
-        return self.act(self.drop(normalised)) if hasattr(self, "act") else normalised  # timm's end in an activation
+            normalized: Tensor = super().forward(x)  # type: ignore[misc]
+            return normalized
+        normalized = _normalized(self, x)
+        return self.act(self.drop(normalized)) if hasattr(self, "act") else normalized  # timm's end in an activation
 
 
-def _normalised(norm: Any, x: Tensor) -> Tensor:
+def _normalized(norm: Any, x: Tensor) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     over, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
     count = wide.numel() // wide.shape[1] * world()[1]
     mean = sum_over_ranks(wide.sum(over)) / count
-    centred = wide - mean.view(shape)
-    var = sum_over_ranks(centred.square().sum(over)) / count
+    centered = wide - mean.view(shape)
+    var = sum_over_ranks(centered.square().sum(over)) / count
     if norm.track_running_stats:
         norm.num_batches_tracked.add_(1)
         share = norm.momentum if norm.momentum is not None else 1 / int(norm.num_batches_tracked)
         norm.running_mean.lerp_(mean.detach().to(norm.running_mean), share)
         norm.running_var.lerp_(var.detach().to(norm.running_var) * (count / (count - 1)), share)
-    y = centred * torch.rsqrt(var + norm.eps).view(shape)
+    y = centered * torch.rsqrt(var + norm.eps).view(shape)
     if norm.affine:
         y = y * norm.weight.view(shape) + norm.bias.view(shape)
     return y.to(x.dtype)

@@ -11,7 +11,7 @@ from torch import Tensor
 class ObjectiveOutput:
     """One step of an objective on N images. The rationale, the health checks and the trainer read only this.
 
-    The mean of ``loss`` over all images of all ranks is what is minimised. GradCAM differentiates its sum with respect
+    The mean of ``loss`` over all images of all ranks is what is minimized. GradCAM differentiates its sum with respect
     to ``pooled``: where the losses of a batch hang together (SimCLR, Barlow Twins, VICReg), an image's part in those of
     the others counts as its own.
     """

@@ -33,7 +33,7 @@ def attention_mask(
 
 
 def energy_map(phi: Tensor) -> Tensor:
-    """Channel energy Σ_c φ, the label-free control every learnt mask must beat. (N, C, H, W) -> (N, H, W)"""
+    """Channel energy Σ_c φ, the label-free control every learned mask must beat. (N, C, H, W) -> (N, H, W)"""
     return phi.sum(1)
 
 

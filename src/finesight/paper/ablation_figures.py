@@ -59,7 +59,7 @@ class Panel:
 
 def ablation_figure(study: Study, records: Records, rows: Sequence[Mapping[str, Any]]) -> bytes:
     """The figure of the ablation; without labels, of what training says of itself."""
-    metrics = SCORED if study.labelled else UNSCORED
+    metrics = SCORED if study.labeled else UNSCORED
     title, note = f"{study.ablation.title}\n{data_words(study)}", _seeds(study)
     if study.ablation.figure == "epochs":
         return lines(title, "epoch", _epoch_panels(study, records), note, mark=_keep_from(study))
@@ -157,20 +157,20 @@ def lines(
 def _draw_panel(axes: Axes, panel: Panel, *, banded: bool) -> None:
     looks = dict(zip([*panel.lines, *panel.levels], LOOKS, strict=False))
     for name, points in panel.lines.items():
-        colour, style, marker = looks.get(name, LOOKS[-1])
+        color, style, marker = looks.get(name, LOOKS[-1])
         shown = {place: values for place, values in sorted(points.items()) if len(values)}
         places, means = list(shown), [float(np.mean(values)) for values in shown.values()]
-        axes.plot(places, means, color=colour, ls=style, marker=marker, ms=4, lw=1.6, label=name)
+        axes.plot(places, means, color=color, ls=style, marker=marker, ms=4, lw=1.6, label=name)
         low, high = (np.array([pick(values) for values in shown.values()]) for pick in (min, max))
         if banded:
-            axes.fill_between(places, low, high, color=colour, alpha=0.1, lw=0)
+            axes.fill_between(places, low, high, color=color, alpha=0.1, lw=0)
         else:
-            axes.errorbar(places, means, (means - low, high - means), color=colour, fmt="none", lw=1, capsize=2)
+            axes.errorbar(places, means, (means - low, high - means), color=color, fmt="none", lw=1, capsize=2)
     for name, values in panel.levels.items():
-        colour, style, _ = looks.get(name, LOOKS[-1])
-        axes.axhline(float(np.mean(values)), color=colour, ls=style, lw=1.2, label=name)
+        color, style, _ = looks.get(name, LOOKS[-1])
+        axes.axhline(float(np.mean(values)), color=color, ls=style, lw=1.2, label=name)
         edge = 1 - 0.012 * (1 + list(panel.levels).index(name))
-        axes.plot([edge, edge], [min(values), max(values)], color=colour, lw=2, transform=axes.get_yaxis_transform())
+        axes.plot([edge, edge], [min(values), max(values)], color=color, lw=2, transform=axes.get_yaxis_transform())
     axes.grid(axis="y")
     axes.margins(y=0.12)
     axes.yaxis.set_major_locator(MaxNLocator(6))
@@ -186,7 +186,7 @@ def _log_axis(axes: Axes, panel: Panel, base: int) -> None:
 
 @drawn
 def bars(title: str, values: Mapping[str, Mapping[str, Sequence[float]]], note: str) -> Figure:
-    """A panel a quantity, a bar a row in their order, the first in colour; the thin line is the range over seeds."""
+    """A panel a quantity, a bar a row in their order, the first in color; the thin line is the range over seeds."""
     names = list(next(iter(values.values()), {}))
     if not names:
         return blank("There is nothing to draw yet.")

@@ -65,7 +65,7 @@ def _known(study: Study, training: str, seed: int) -> Record | None:
     if not file.exists():
         return None
     record = read_json(file)
-    wanted = _poolings(study, training) if study.labelled else []
+    wanted = _poolings(study, training) if study.labeled else []
     whole = {"scores", "end", "epochs", *(["variances"] if training == KEEP_ALL else [])} <= record.keys()
     return record if whole and {*wanted} <= record["scores"].keys() else None
 
@@ -78,7 +78,7 @@ def _found(study: Study, training: str, seed: int, source: ImageSource) -> Recor
         "training": training,
         "seed": seed,
         "settings": settings(config),
-        "scores": _scores(study, training, encoder, source) if study.labelled else {},
+        "scores": _scores(study, training, encoder, source) if study.labeled else {},
         "end": {name: epochs[name][-1][1] for name in LABEL_FREE if name in epochs},
         "epochs": {name: epochs[name] for name in CURVES if name in epochs},
     }
@@ -114,7 +114,7 @@ def result_rows(study: Study, records: Records) -> list[dict[str, Any]]:
         for seed in study.seeds:
             record = records[row.training, seed]
             names = {"row": row.words, "series": row.series, "training": row.training, "pooling": pooling, "seed": seed}
-            scores = _score_columns(study, record["scores"][pooling]) if study.labelled else {}
+            scores = _score_columns(study, record["scores"][pooling]) if study.labeled else {}
             end = {name: record["end"].get(name) for name in LABEL_FREE}
             rows.append({**names, **place, **scores, **end, **paper[row.words]})
     return rows
@@ -136,7 +136,7 @@ def write(study: Study, records: Records, command: str) -> dict[str, Any]:
         "about": study.ablation.about,
         "paper": study.ablation.paper,
         "data": study.data.absolute().name,
-        "labelled": study.labelled,
+        "labelled": study.labeled,
         "profile": study.profile.name,
         "command": command,
         "seeds": list(study.seeds),

@@ -37,7 +37,7 @@ class Study:
     given: Mapping[str, Any]  # the user's settings
     seeds: tuple[int, ...]
     runtime: RuntimeConfig
-    labelled: bool
+    labeled: bool
     objects: bool  # is it known where they are?
 
     def config(self, training: str, seed: int) -> TrainConfig:
@@ -52,7 +52,7 @@ class Study:
     def rows(self) -> list[Row]:
         """Those that this data can have: without labels a pooling cannot be told from another."""
         rows = [row for row in self.ablation.rows if self.objects or row.pooling not in ORACLES]
-        return rows if self.labelled else [row for row in rows if row.pooling is None and row.branch is None]
+        return rows if self.labeled else [row for row in rows if row.pooling is None and row.branch is None]
 
     def pooling(self, row: Row) -> AnyPooling:
         own = self.config(row.training, self.seeds[0]).pooling
@@ -99,7 +99,7 @@ def open_study(
         given={"limit_classes": chosen.classes, **(given or {})},
         seeds=tuple(dict.fromkeys(seeds)),
         runtime=runtime or RuntimeConfig(),
-        labelled=source is None or (source.labels is not None and bool((source.labels >= 0).any())),
+        labeled=source is None or (source.labels is not None and bool((source.labels >= 0).any())),
         objects=source is None or has_objects(source),
     )
     study = _fitting(study)
@@ -153,7 +153,7 @@ def _stands_apart(study: Study) -> bool:
     silent = rationale.encoder_gradient == 0 and rationale.detach_target and rationale.keep == "all"
     steers = config.train_pooling != "average" or "rationale" in (config.focus.source, config.saliency.source)
     pools = config.pooling in ("rationale", "rationale-gem")
-    return study.labelled and silent and pools and not steers and config.optim.clip is None
+    return study.labeled and silent and pools and not steers and config.optim.clip is None
 
 
 def _with_keep_from(study: Study, share: float) -> Study:

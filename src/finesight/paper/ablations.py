@@ -126,7 +126,7 @@ DIMS = (64, 128, 256, 512, 1024)
 
 NU = Ablation(
     title="ν, the weight of the rationale's loss",
-    about="The branch's gradient reaches the encoder here (rationale.encoder_gradient=1): with an optimiser of its own "
+    about="The branch's gradient reaches the encoder here (rationale.encoder_gradient=1): with an optimizer of its own "
     "and no gradient to the encoder, ν would change nothing.",
     settings={"rationale.encoder_gradient": 1.0},
     trainings={f"nu{nu:g}": {"rationale.nu": nu} for nu in NUS},

@@ -105,10 +105,10 @@ def estimate(config: TrainConfig, source: ImageSource, work: Work, devices: int 
     fixed = max(0.0, seconds - PROBE * an_image)
     steps = train // config.batch * config.epochs
     weights = sum(value.nbytes for value in module.state_dict().values())
-    learnt = sum(p.nbytes for p in module.parameters() if p.requires_grad)
+    learned = sum(p.nbytes for p in module.parameters() if p.requires_grad)
     width = feature_width(config, module.objective.backbone.channels)
     held = config.batch / devices if torch.cuda.is_available() else config.batch  # processes share the CPU's memory
-    learning = 2 * learnt + held * saved / PROBE if work.trainings else 0.0
+    learning = 2 * learned + held * saved / PROBE if work.trainings else 0.0
     sides = {cache_side(config.views.resolution), cache_side(config.encoder_resolution)}
     looking = _looks(config) * train * _forward(module, config.views.resolution)
     return Cost(
@@ -117,7 +117,7 @@ def estimate(config: TrainConfig, source: ImageSource, work: Work, devices: int 
         scoring=images * _forward(module, config.encoder_resolution) + _searching(width, images - train),
         probing=_probe(width, train_labels),
         memory=PROGRAM + weights + max(learning, _features_memory(width, images, train, work.rows)),
-        runs_disk=work.trainings * (CHECKPOINTS + 1) * (weights + learnt),
+        runs_disk=work.trainings * (CHECKPOINTS + 1) * (weights + learned),
         cache_disk=sum(images * 3 * CACHED_SHAPE * side**2 for side in sides),
     )
 
@@ -146,7 +146,7 @@ def _features_memory(width: int, images: int, train: int, rows: int) -> float:
 
 
 def _step(module: TrainingModule, images: int = PROBE) -> tuple[float, float]:
-    """Seconds of a training step on grey images, and the bytes kept for its backward pass."""
+    """Seconds of a training step on gray images, and the bytes kept for its backward pass."""
     side = cache_side(module.config.views.resolution)
     canvas = torch.full((images, 3, side, side), 128, dtype=torch.uint8, device=_device())
     sizes, places = torch.full((images, 2), side), torch.zeros(images, dtype=torch.long, device=_device())

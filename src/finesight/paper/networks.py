@@ -24,6 +24,7 @@ from finesight.report.train import train_and_report
 from finesight.training.config import RuntimeConfig, TrainConfig, flat, write_yaml
 from finesight.training.health import collapse_warning
 from finesight.training.metrics_log import read_metrics
+from finesight.training.renamed import current_settings
 from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import studied_branches
 
@@ -40,6 +41,7 @@ def settings(config: TrainConfig) -> dict[str, Any]:
 
 def changed(before: dict[str, Any], now: dict[str, Any]) -> list[str]:
     """In words; a setting that only one of them knows belongs to another version and is not compared."""
+    before, _ = current_settings(before)
     return [f"{key}: {before[key]} then, {now[key]} now" for key in before if key in now and before[key] != now[key]]
 
 
@@ -91,7 +93,7 @@ def _record(run: RunFolder) -> Path:
 
 def _refuse_another(run: RunFolder, config: TrainConfig) -> None:
     """Else what a profile once was would be scored under its name."""
-    if not (finished(run) or run.metrics_file.exists()):  # nothing was learnt yet: its settings may change
+    if not (finished(run) or run.metrics_file.exists()):  # nothing was learned yet: its settings may change
         return
     if differences := changed(settings(run.config()), settings(config)):
         lines = "\n".join(f"  {line}" for line in differences)

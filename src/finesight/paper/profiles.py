@@ -76,7 +76,7 @@ def fitting(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     """A profile speaks of MoCo v2. What of it another objective takes, by one rule that nobody tunes.
 
     Data, views, length, batch and what is frozen are the same for all. Of the objective's own settings it takes those
-    it has (a queue, a twin's momentum). Its authors' optimiser stays, rate and all, where they have another one.
+    it has (a queue, a twin's momentum). Its authors' optimizer stays, rate and all, where they have another one.
     """
     objective = recipe(method).objective
     if objective is None or objective == "moco":
@@ -95,9 +95,9 @@ def fitting(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
 # Chosen on a validation part of CUB's train images (docs/results.md), never on test.
 _CPU: dict[str, Any] = {
     "views.resolution": 128,
-    "views.saturation": 0.1,  # a bird's colours tell its species: a network that learns to overlook them
+    "views.saturation": 0.1,  # a bird's colors tell its species: a network that learns to overlook them
     "views.hue": 0.02,  # loses more than it gains
-    "views.grey": 0.0,
+    "views.gray": 0.0,
     "test_resolution": 224,
     "backbone.freeze": 3,  # stem, layer1 and layer2
     "backbone.frozen_norm": True,

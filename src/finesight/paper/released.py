@@ -2,7 +2,7 @@
 
 A linear layer, N(0, 0.01) weights and zero bias, on unit features of random-resized-crop and flip views that are new
 every epoch; SGD at rate 30, momentum 0.9, no weight decay, batches of 256, 100 epochs, a tenth of the rate after 60 and
-a hundredth after 80. Test images are seen as centre views. The released code reports the best epoch *on test*; the
+a hundredth after 80. Test images are seen as center views. The released code reports the best epoch *on test*; the
 score here is the last epoch, and the other stands beside it under its own name.
 
 Every epoch is a pass of the network over all train images. All that is random about one follows from the seed and its
@@ -64,7 +64,7 @@ class Task:
     pooling: AnyPooling
     train: NDArray[np.int64]  # indices into the cache
     test: NDArray[np.int64]
-    test_features: Features  # of the centre views
+    test_features: Features  # of the center views
     parts: Parts  # indices into ``train``
     epochs: int = EPOCHS
     seed: int = 0
@@ -76,7 +76,7 @@ class Task:
     @property
     def views(self) -> ViewConfig:
         config = self.encoder.config
-        none = {"jitter": 0.0, "grey": 0.0, "blur": 0.0}
+        none = {"jitter": 0.0, "gray": 0.0, "blur": 0.0}
         return ViewConfig(resolution=config.resolution, scale=SCALE, mean=config.mean, std=config.std, **none)
 
 
@@ -98,7 +98,7 @@ def released_probe(
 ) -> dict[str, dict[str, Any]]:
     """By percent of the labels, as ``linear_probe`` gives it: the scores after the last epoch, and the best on test.
 
-    What has been learnt is kept in a folder below ``state``, every minute and after every epoch; the same task goes on
+    What has been learned is kept in a folder below ``state``, every minute and after every epoch; the same task goes on
     from there, and one that has ended gives its result at once.
     """
     if task.pooling in ORACLES:
@@ -167,8 +167,8 @@ class _Probe:
 
     def state(self) -> dict[str, Any]:
         """The slices are copied: what is saved is what they are views of."""
-        learnt = {"weight": self.weight.data, "bias": self.bias.data, "optimizer": self.optimizer.state_dict()}
-        return learnt | {"history": self.history, "x": self.x.clone(), "y": self.y.clone()}
+        learned = {"weight": self.weight.data, "bias": self.bias.data, "optimizer": self.optimizer.state_dict()}
+        return learned | {"history": self.history, "x": self.x.clone(), "y": self.y.clone()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self.weight.data.copy_(state["weight"])
@@ -185,7 +185,7 @@ class _Training:
         labels = task.labels(task.train)
         classes = np.unique(labels[labels >= 0])
         if len(classes) < 2:
-            raise FineSightError("The linear probe needs labelled train images of at least two classes.")
+            raise FineSightError("The linear probe needs labeled train images of at least two classes.")
         self.y = torch.from_numpy(class_index(classes, labels))  # (train,)
         known = task.labels(task.test) >= 0
         features = task.test_features[known]

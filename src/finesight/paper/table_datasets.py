@@ -1,4 +1,4 @@
-"""The three datasets of the paper's tables: how each is recognised, and where what is known of it lies."""
+"""The three datasets of the paper's tables: how each is recognized, and where what is known of it lies."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def opened(dataset: Dataset, data: Path) -> ImageSource:
     return source
 
 
-def recognised(data: Sequence[str]) -> dict[str, Path]:
+def recognized(data: Sequence[str]) -> dict[str, Path]:
     """Which of the datasets each of these is: kind -> where it lies."""
     found: dict[str, Path] = {}
     for text in data:

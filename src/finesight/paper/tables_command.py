@@ -66,10 +66,10 @@ def _table(name: str) -> Callable[..., None]:
         if update is not None:
             check_page(update, profile, tuple(TABLES))
         if data and not show:
-            from finesight.paper.table_datasets import DATASETS, recognised
+            from finesight.paper.table_datasets import DATASETS, recognized
 
             runtime = RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=not quiet, devices=devices)
-            for kind, place in recognised(data).items():
+            for kind, place in recognized(data).items():
                 files, dataset = ResultFiles(results / kind / profile), DATASETS[kind]
                 job = Bench(setting, place, weights, runs / dataset.runs, files, runtime, dataset, name)
                 run_missing(job, wanted, numbers, table.systems, only_check=dry_run)

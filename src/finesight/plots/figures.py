@@ -1,6 +1,6 @@
 """The report's charts, as PNG bytes; its sheets of pictures are in ``sheets``.
 
-They are read by people who know birds or cars, not networks: every figure carries its own words and colour is never
+They are read by people who know birds or cars, not networks: every figure carries its own words and color is never
 the only sign.
 """
 
@@ -87,7 +87,7 @@ def k_curve(points: Mapping[int, Sequence[float]], baselines: Mapping[str, Seque
 def k_curves(panels: Sequence[KCurve]) -> Figure:
     """Side by side: a dot per seed, a line through their means, and a dashed line with its name per baseline.
 
-    K doubles from tick to tick; a legend would send the eye to and fro between two greys.
+    K doubles from tick to tick; a legend would send the eye to and fro between two grays.
     """
     shown = [panel for panel in panels if any(len(values) for values in panel.points.values())]
     if not shown:
@@ -122,7 +122,7 @@ def _curve(axes: Axes, title: str, points: NDArray[np.float64]) -> None:
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over a centred window of a twentieth of the run, blind to gaps and short at the ends."""
+    """Mean over a centered window of a twentieth of the run, blind to gaps and short at the ends."""
     window = np.ones(2 * (len(values) // 40) + 1)
     seen = np.isfinite(values)
     total = np.convolve(np.where(seen, values, 0), window, mode="same")
@@ -150,8 +150,8 @@ def _k_panel(axes: Axes, panel: KCurve) -> None:
     for k, values in points.items():
         axes.plot([k] * len(values), values, "o", color=ACCENT, ms=3.5, alpha=0.45, mew=0)
     means = {short(name, 60): float(np.mean(values)) for name, values in panel.baselines.items() if len(values)}
-    for colour, mean in zip(itertools.cycle((INK, FAINT)), means.values(), strict=False):
-        axes.axhline(mean, color=colour, lw=1, ls=(0, (4, 3)))
+    for color, mean in zip(itertools.cycle((INK, FAINT)), means.values(), strict=False):
+        axes.axhline(mean, color=color, lw=1, ls=(0, (4, 3)))
     axes.set_xscale("log", base=2)
     axes.set_xticks(list(points), [str(k) for k in points])
     axes.minorticks_off()

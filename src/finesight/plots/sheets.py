@@ -1,7 +1,7 @@
 """Sheets of tiles, as PNG bytes: what was found for an image, and where a network looks.
 
 They are read by people who know birds or cars, not networks: every sheet carries its own words (heads, a one-line
-key) and colour is never the only sign.
+key) and color is never the only sign.
 """
 
 from collections.abc import Sequence
@@ -31,7 +31,7 @@ class RetrievalRow:
     """One query and what was found for it, nearest first; the optional lists may be empty or run short."""
 
     query: Picture
-    neighbours: Sequence[Picture]
+    neighbors: Sequence[Picture]
     right: Sequence[bool | None] = ()  # None, or no entry: the class is not known
     name: str = ""
     names: Sequence[str] = ()
@@ -43,19 +43,19 @@ def retrieval_rows(rows: Sequence[RetrievalRow]) -> Figure:
     """Each row: the query, then what was found, framed and marked as right or wrong where labels exist."""
     if not rows:
         return blank("There are no searches to show.")
-    matches = range(1, 1 + max(len(row.neighbours) for row in rows))
+    matches = range(1, 1 + max(len(row.neighbors) for row in rows))
     heads = ["query", *(f"match {i}" for i in matches)]
     figure, grid = sheet(len(rows), heads, tile=1.18, room=0.36)
     for row, tiles in zip(rows, grid, strict=True):
         framed(tiles[0], row.query, INK, 1.2)
         below(tiles[0], "", row.name, INK)
-        for i, (axes, image) in enumerate(zip(tiles[1:], row.neighbours, strict=False)):
-            colour, mark = verdict(row.right[i] if i < len(row.right) else None)
-            framed(axes, image, colour, 3)
+        for i, (axes, image) in enumerate(zip(tiles[1:], row.neighbors, strict=False)):
+            color, mark = verdict(row.right[i] if i < len(row.right) else None)
+            framed(axes, image, color, 3)
             score = f"{row.scores[i]:.2f}" if i < len(row.scores) else ""
-            below(axes, f"{mark} {score}".strip(), row.names[i] if i < len(row.names) else "", colour)
-    known = any(right is not None for row in rows for right in row.right)  # else every frame is grey
-    notes = ["✓ green: same class as the query", "✗ red: another class", "grey: class not known"] if known else []
+            below(axes, f"{mark} {score}".strip(), row.names[i] if i < len(row.names) else "", color)
+    known = any(right is not None for row in rows for right in row.right)  # else every frame is gray
+    notes = ["✓ green: same class as the query", "✗ red: another class", "gray: class not known"] if known else []
     notes += ["numbers: likeness to the query, 1 at most"] if any(len(row.scores) for row in rows) else []
     note(figure, 0.08, "      ".join(notes))
     return figure
@@ -82,7 +82,7 @@ def attention_overlays(images: Sequence[Picture], maps: Sequence[Sequence[Floats
 def projections(images: Sequence[Picture], responses: Floats, variances: Floats, top: int = 8) -> Figure:
     """Where each of the ``top`` most varying projections responds; ``responses`` is (M, K, H, W).
 
-    One colour scale per column, so that a projection which is silent on an image also looks silent.
+    One color scale per column, so that a projection which is silent on an image also looks silent.
     """
     if not len(images) or not len(variances):
         return blank("There are no projections to show.")

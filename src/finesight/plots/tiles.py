@@ -22,13 +22,13 @@ HEAT = ListedColormap(matplotlib.colormaps["inferno"](np.linspace(0, 0.92, 256))
 
 
 def blend(image: Picture, heat: Floats) -> Picture:
-    """Lays heat (H, W) in [0, 1] over the image in grey: every colour seen is heat, the denser the hotter."""
+    """Lays heat (H, W) in [0, 1] over the image in gray: every color seen is heat, the denser the hotter."""
     height, width = image.shape[:2]
     grown = Image.fromarray(heat.astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
     heat = np.clip(np.asarray(grown), 0, 1)  # (H, W) -> (h, w)
-    grey = np.asarray(Image.fromarray(image).convert("L"))[..., None]
+    gray = np.asarray(Image.fromarray(image).convert("L"))[..., None]
     weight = 0.45 + 0.3 * heat[..., None]
-    mixed: Picture = np.rint((1 - weight) * grey + weight * HEAT(heat)[..., :3] * 255).astype(np.uint8)
+    mixed: Picture = np.rint((1 - weight) * gray + weight * HEAT(heat)[..., :3] * 255).astype(np.uint8)
     return mixed
 
 
@@ -45,8 +45,8 @@ def sheet(rows: int, heads: Sequence[str], *, tile: float, room: float = 0.07) -
         grid.append([figure.add_axes((x / width, y / height, tile / width, tile / height)) for x in xs])
     for axes, head in zip(grid[0], heads, strict=True):
         lines = "\n".join(short(line, round(14 * tile)) for line in head.split("\n"))
-        centre = axes.get_position().x0 + tile / 2 / width
-        figure.text(centre, 1 - (above - 0.07) / height, lines, ha="center", size=8, weight="bold")
+        center = axes.get_position().x0 + tile / 2 / width
+        figure.text(center, 1 - (above - 0.07) / height, lines, ha="center", size=8, weight="bold")
     for axes in (axes for line in grid for axes in line):
         axes.set_axis_off()
         axes.set_anchor("S")
@@ -92,16 +92,16 @@ def verdict(right: bool | None) -> tuple[str, str]:
     return (RIGHT, "✓") if right else (WRONG, "✗")
 
 
-def framed(axes: Axes, image: Picture, colour: str, width: float) -> None:
+def framed(axes: Axes, image: Picture, color: str, width: float) -> None:
     show(axes, image)
     axes.set_axis_on()
     axes.set(xticks=[], yticks=[])
     for spine in axes.spines.values():
-        spine.set(visible=True, color=colour, linewidth=width)
+        spine.set(visible=True, color=color, linewidth=width)
 
 
-def below(axes: Axes, mark: str, name: str, colour: str) -> None:
-    lines = [(mark, colour, "bold"), (short(name, 23), INK, "normal")]
+def below(axes: Axes, mark: str, name: str, color: str) -> None:
+    lines = [(mark, color, "bold"), (short(name, 23), INK, "normal")]
     for i, (text, tint, weight) in enumerate(line for line in lines if line[0]):
         offset = (0, -4 - 9 * i)
         axes.annotate(

@@ -20,7 +20,7 @@ class FittingBranch(nn.Module):
 
     def __init__(self, channels: int, config: RationaleConfig) -> None:
         super().__init__()
-        self.normalise_input = config.input_norm == "l2"
+        self.normalize_input = config.input_norm == "l2"
         self.projections = config.projections
         self.filters = nn.Conv2d(channels, config.projections, 1, bias=False)
         self.norm = nn.BatchNorm2d(config.projections) if config.branch_norm == "batch" else None
@@ -31,7 +31,7 @@ class FittingBranch(nn.Module):
         """What each projection answers at each position. (N, C, H, W) -> (N, K, H, W)"""
         with torch.autocast(phi.device.type, enabled=False):
             phi = phi.to(self.filters.weight.dtype)
-            if self.normalise_input:
+            if self.normalize_input:
                 phi = F.normalize(phi, dim=1)
             answers: Tensor = self.filters(phi)
             return answers if self.norm is None else F.relu(self.norm(answers))

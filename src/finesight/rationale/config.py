@@ -43,7 +43,7 @@ class RationaleConfig(BaseModel):
     encoder_gradient: float = Field(0.0, ge=0, le=1)  # [8] the share of L_KL's gradient that reaches φ
     lam: float = Field(1.0, ge=0)  # λ
     nu: float = Field(1.0, ge=0)  # ν
-    branch_lr: float | None = Field(1e-3, gt=0)  # its own Adam step; None = a part of the encoder's optimiser
+    branch_lr: float | None = Field(1e-3, gt=0)  # its own Adam step; None = a part of the encoder's optimizer
     # inference: the mask A' and the feature (Eq. 8-9)
     mask_range: Literal["image", "batch"] = "image"  # [9] "batch": a feature depends on its batch-mates
     mask_divisor: Literal["shifted_max", "max"] = "shifted_max"  # [10]

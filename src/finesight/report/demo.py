@@ -14,7 +14,7 @@ import numpy as np
 
 from finesight.data.layouts.lookalikes import LookalikesConfig, habitats, make_lookalikes
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
-from finesight.evaluation.retrieval import neighbours
+from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder, pixels
 from finesight.nn.pooling_config import PoolingName
 from finesight.plots.figures import attention_overlays, retrieval_rows, score_bars
@@ -33,7 +33,7 @@ SETTINGS: dict[str, Any] = {
     "views.resolution": 80,
     "views.scale": (0.3, 1.0),
     "views.hue": 0.05,
-    "views.grey": 0.05,
+    "views.gray": 0.05,
     "epochs": 16,
     "batch": 32,
     "objective.dim": 128,
@@ -122,7 +122,7 @@ def _same_background(evaluation: Evaluation) -> dict[str, float]:
     """How often the nearest test image has the same habitat, and how often a blind choice would have."""
     known = habitats(evaluation.cache.source)[evaluation.test]
     features = evaluation.extracted.features[evaluation.pooling]
-    nearest, _ = neighbours(features, np.arange(len(known)), 1)
+    nearest, _ = neighbors(features, np.arange(len(known)), 1)
     shares = np.bincount(known) / len(known)
     return {"rank1": 100 * float((known[nearest[:, 0]] == known).mean()), "chance": 100 * float((shares**2).sum())}
 

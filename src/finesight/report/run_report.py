@@ -1,4 +1,4 @@
-"""The report of a run: what was learnt, how well it does, and pictures of both."""
+"""The report of a run: what was learned, how well it does, and pictures of both."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from finesight.data.cache import DecodedCache
 from finesight.evaluation.evaluate import Evaluation
 from finesight.evaluation.per_class import as_csv
 from finesight.evaluation.protocol import setting_words
-from finesight.evaluation.retrieval import neighbours
+from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder, pixels, projection_responses
 from finesight.plots.figures import RetrievalRow, attention_overlays, curves, projections, retrieval_rows
 from finesight.plots.html import Section, build_report
@@ -25,7 +25,7 @@ from finesight.training.run_folder import RunFolder
 
 PICTURES = 6
 RETRIEVAL = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP"}
-NEIGHBOURS = 7
+NEIGHBORS = 7
 NAMES = {
     "loss": "total loss",
     "objective": "the method's loss",
@@ -106,11 +106,11 @@ def picture_sections(encoder: Encoder, cache: DecodedCache, shown: NDArray[np.in
 
 
 def search_rows(evaluation: Evaluation, count: int = PICTURES) -> list[RetrievalRow]:
-    """A few queries spread over the test images, each with its nearest neighbours."""
+    """A few queries spread over the test images, each with its nearest neighbors."""
     features, cache = evaluation.extracted.features[evaluation.pooling], evaluation.cache
     source = cache.source
     queries = np.linspace(0, len(features) - 1, min(count, len(features))).round().astype(int)
-    found, scores = neighbours(features, queries, min(NEIGHBOURS, len(features) - 1))
+    found, scores = neighbors(features, queries, min(NEIGHBORS, len(features) - 1))
 
     def name(i: int) -> str:
         label = int(source.labels[i]) if source.labels is not None else -1
@@ -123,7 +123,7 @@ def search_rows(evaluation: Evaluation, count: int = PICTURES) -> list[Retrieval
         rows.append(
             RetrievalRow(
                 query=cache.image(int(query)),
-                neighbours=[cache.image(int(hit)) for hit in hits],
+                neighbors=[cache.image(int(hit)) for hit in hits],
                 right=[other == own if other and own else None for other in names],
                 name=own,
                 names=names,

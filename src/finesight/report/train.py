@@ -18,7 +18,7 @@ REPORT_IMAGES = 64  # the report picks its pictures among these
 def train_and_report(
     config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False
 ) -> RunFolder:
-    """``train``, then the report of what was learnt."""
+    """``train``, then the report of what was learned."""
     runtime = runtime or RuntimeConfig()
     run = train(config, out, runtime, restart=restart)
     if is_main_process() and not run.report.exists():

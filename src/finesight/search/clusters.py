@@ -40,11 +40,11 @@ class Clusters:
     space: str
     ids: Ids  # (n,)
     labels: Ids  # (n,)
-    distances: Floats  # (n,) 1 − cosine to the centre of its cluster, or to the nearest one
-    centres: Floats  # (clusters, D) of length 1
+    distances: Floats  # (n,) 1 − cosine to the center of its cluster, or to the nearest one
+    centers: Floats  # (clusters, D) of length 1
 
     def __len__(self) -> int:
-        return len(self.centres)
+        return len(self.centers)
 
     @cached_property
     def sizes(self) -> list[int]:
@@ -57,17 +57,17 @@ class Clusters:
 
     @cached_property
     def _by_cluster(self) -> tuple[Ids, Ids]:
-        """Places by cluster, nearest to the centre first, then by id; and where each cluster begins."""
+        """Places by cluster, nearest to the center first, then by id; and where each cluster begins."""
         order = np.lexsort((self.ids, self.distances, self.labels))
         return order, np.searchsorted(self.labels[order], np.arange(len(self) + 1))
 
     def places(self, cluster: int) -> Ids:
-        """Of its images in ``ids``, nearest to the centre first; of -1, those that belong to none."""
+        """Of its images in ``ids``, nearest to the center first; of -1, those that belong to none."""
         order, begins = self._by_cluster
         return order[: begins[0]] if cluster == UNCLUSTERED else order[begins[cluster] : begins[cluster + 1]]
 
     def members(self, cluster: int) -> Ids:
-        """Ids, nearest to the centre first."""
+        """Ids, nearest to the center first."""
         return self.ids[self.places(cluster)]
 
 
@@ -94,13 +94,13 @@ def cluster(
     if method == "kmeans":
         sample = sampled(index, space, max(1, SAMPLE_NUMBERS // index.meta.dimension), random)
         wanted = min(count or default_count(total), len(sample))
-        centres = kmeans(sample, first_centres(sample, wanted, random))
-        reach, given = np.full(len(centres), -np.inf, np.float32), None
+        centers = kmeans(sample, first_centers(sample, wanted, random))
+        reach, given = np.full(len(centers), -np.inf, np.float32), None
     else:
-        centres, reach, labels = _dense(sampled(index, space, HDBSCAN_SAMPLE, random), seed)
+        centers, reach, labels = _dense(sampled(index, space, HDBSCAN_SAMPLE, random), seed)
         given = labels if total <= HDBSCAN_SAMPLE else None
-    ids, labels, scores = _assigned(index, space, centres, reach, given, tell or (lambda done, of: None))
-    return _numbered(method, space, ids, labels, np.maximum(0, 1 - scores), centres)
+    ids, labels, scores = _assigned(index, space, centers, reach, given, tell or (lambda done, of: None))
+    return _numbered(method, space, ids, labels, np.maximum(0, 1 - scores), centers)
 
 
 def default_count(images: int) -> int:
@@ -119,7 +119,7 @@ def sampled(index: Index, space: str, most: int, random: np.random.Generator) ->
     return np.concatenate(parts)
 
 
-def first_centres(sample: Floats, count: int, random: np.random.Generator) -> Floats:
+def first_centers(sample: Floats, count: int, random: np.random.Generator) -> Floats:
     """k-means++: each next one is drawn by its squared distance to those there. Arthur and Vassilvitskii, SODA 2007."""
     chosen = [int(random.integers(len(sample)))]
     distance = np.full(len(sample), np.inf)
@@ -133,7 +133,7 @@ def first_centres(sample: Floats, count: int, random: np.random.Generator) -> Fl
 
 
 def kmeans(sample: Floats, start: Floats) -> Floats:
-    """Lloyd's rounds on the sphere from the given centres. (n, D), (k, D) -> (k, D)"""
+    """Lloyd's rounds on the sphere from the given centers. (n, D), (k, D) -> (k, D)"""
     import faiss
 
     learner = faiss.Kmeans(
@@ -150,7 +150,7 @@ def kmeans(sample: Floats, start: Floats) -> Floats:
 
 
 def _dense(sample: Floats, seed: int) -> tuple[Floats, Floats, Ids]:
-    """Centres of dense groups, how near to one an image must be to belong to it, and the labels of the sample.
+    """Centers of dense groups, how near to one an image must be to belong to it, and the labels of the sample.
 
     Campello et al., PAKDD 2013. (n, D) -> (k, D), (k,), (n,)
     """
@@ -164,24 +164,24 @@ def _dense(sample: Floats, seed: int) -> tuple[Floats, Floats, Ids]:
         reduced = PCA(width, svd_solver="randomized", random_state=seed).fit_transform(sample)
         labels = HDBSCAN(min_cluster_size=least, copy=True).fit_predict(reduced).astype(np.int64)
     groups = [sample[labels == label] for label in range(labels.max() + 1)]
-    centres = unit(np.array([group.mean(0) for group in groups], np.float32).reshape(-1, sample.shape[1]))
-    reach = [np.percentile(group @ centre, INSIDE) for group, centre in zip(groups, centres, strict=True)]
-    return centres, np.array(reach, np.float32), labels
+    centers = unit(np.array([group.mean(0) for group in groups], np.float32).reshape(-1, sample.shape[1]))
+    reach = [np.percentile(group @ center, INSIDE) for group, center in zip(groups, centers, strict=True)]
+    return centers, np.array(reach, np.float32), labels
 
 
 def _assigned(
-    index: Index, space: str, centres: Floats, reach: Floats, given: Ids | None, tell: Tell
+    index: Index, space: str, centers: Floats, reach: Floats, given: Ids | None, tell: Tell
 ) -> tuple[Ids, Ids, Floats]:
-    """Every image to the nearest centre if it lies within its reach, a block at a time, unless labels are given.
+    """Every image to the nearest center if it lies within its reach, a block at a time, unless labels are given.
 
-    -> ids, labels, cosine to the centre, each (n,)
+    -> ids, labels, cosine to the center, each (n,)
     """
     ids, labels, scores = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
     done, total = 0, len(index)
     for block, rows in index.blocks(space):
-        products = rows @ centres.T if len(centres) else np.full((len(rows), 1), -1, np.float32)  # (b, k)
+        products = rows @ centers.T if len(centers) else np.full((len(rows), 1), -1, np.float32)  # (b, k)
         nearest, own = products.argmax(1), np.arange(len(rows))
-        if len(centres) and given is None:
+        if len(centers) and given is None:
             label = np.where(products[own, nearest] >= reach[nearest], nearest, UNCLUSTERED)
         else:
             label = np.full(len(rows), UNCLUSTERED) if given is None else _piece(given, done, len(rows))
@@ -199,10 +199,10 @@ def _piece(given: Ids, start: int, rows: int) -> Ids:
     return np.pad(piece, (0, rows - len(piece)), constant_values=UNCLUSTERED)
 
 
-def _numbered(method: str, space: str, ids: Ids, labels: Ids, distances: Floats, centres: Floats) -> Clusters:
+def _numbered(method: str, space: str, ids: Ids, labels: Ids, distances: Floats, centers: Floats) -> Clusters:
     """The largest first, and none that is empty."""
-    sizes = np.bincount(labels[labels >= 0], minlength=len(centres))
+    sizes = np.bincount(labels[labels >= 0], minlength=len(centers))
     order = np.argsort(-sizes, kind="stable")[: int((sizes > 0).sum())]
-    number = np.full(len(centres) + 1, UNCLUSTERED, np.int64)  # the last is for -1
+    number = np.full(len(centers) + 1, UNCLUSTERED, np.int64)  # the last is for -1
     number[order] = np.arange(len(order))
-    return Clusters(method, space, ids, number[labels], distances, centres[order])
+    return Clusters(method, space, ids, number[labels], distances, centers[order])

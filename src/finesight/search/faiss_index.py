@@ -24,7 +24,7 @@ from finesight.search import structures
 from finesight.search.base import Ids, Index, IndexMeta, Item, Known, NewItems
 from finesight.search.fitting import EXACT_NUMBERS, GRAPH_BYTES, RECALL, fitted
 from finesight.search.index_folder import ENCODER, ITEMS, make_folder, only_writer, read_meta, sync, writing
-from finesight.search.item_store import Catalogue, Changes, State, Structure
+from finesight.search.item_store import Catalog, Changes, State, Structure
 from finesight.search.snapshot import Snapshot
 
 MOST_DEAD = 0.2  # share of rows that are nobody's, from which the files are written anew
@@ -44,7 +44,7 @@ class FaissIndex(Index):
         self.folder = Path(folder)
         self.exact_numbers, self.graph_bytes, self.least_recall = exact_numbers, graph_bytes, least_recall
         self.meta = read_meta(self.folder)
-        self._catalogue = Catalogue(self.folder / ITEMS)
+        self._catalog = Catalog(self.folder / ITEMS)
         self._refreshing = threading.Lock()
         self._seen: Snapshot | None = None
         self._lock: IO[bytes] | None = None
@@ -61,13 +61,13 @@ class FaissIndex(Index):
         return self._now().count
 
     def known(self) -> Known:
-        return self._catalogue.known()
+        return self._catalog.known()
 
     def item(self, item: int) -> Item | None:
-        return self._catalogue.items([item])[0]
+        return self._catalog.items([item])[0]
 
     def items(self, ids: Sequence[int]) -> list[Item | None]:
-        return self._catalogue.items(ids)
+        return self._catalog.items(ids)
 
     def vectors(self, ids: Ids, space: str) -> Floats:
         now = self._now()
@@ -104,7 +104,7 @@ class FaissIndex(Index):
         return self.folder / ENCODER
 
     def close(self) -> None:
-        self._catalogue.close()
+        self._catalog.close()
         self._leave()
 
     def _space(self, space: str) -> str:
@@ -115,7 +115,7 @@ class FaissIndex(Index):
     def _now(self) -> Snapshot:
         """What was committed last. Files may be replaced between being named and being opened: then once more."""
         for _ in range(10):
-            seen, state = self._seen, self._catalogue.state()
+            seen, state = self._seen, self._catalog.state()
             if seen is not None and seen.state == state:
                 return seen
             with self._refreshing:
@@ -127,7 +127,7 @@ class FaissIndex(Index):
         raise FineSightError(f"The index in {self.folder} is damaged: files of it are missing. Make it anew.")
 
     def _refreshed(self, seen: Snapshot | None) -> Snapshot:
-        changes = self._catalogue.changes(seen.state if seen else None, seen.last_dead if seen else 0)
+        changes = self._catalog.changes(seen.state if seen else None, seen.last_dead if seen else 0)
         ids = np.full(changes.state.rows, -1, np.int64)
         if seen is not None and seen.state.generation == changes.state.generation:
             ids[: len(seen.ids)] = seen.ids
@@ -176,18 +176,18 @@ class FaissIndex(Index):
             return
         with writing(self.folder):
             self._enter()
-            state = self._catalogue.state()
+            state = self._catalog.state()
             for space in self.meta.spaces:
                 with open(self._rows_file(state.generation, space), "r+b") as file:
                     file.seek(state.rows * self._row_bytes)
                     file.write(np.ascontiguousarray(batch.vectors[space], np.float32).data)
                     sync(file)
-        self._catalogue.add(items)
+        self._catalog.add(items)
 
     def remove(self, ids: Ids) -> None:
         with writing(self.folder):
             self._enter()
-        self._catalogue.remove(np.asarray(ids, np.int64))
+        self._catalog.remove(np.asarray(ids, np.int64))
 
     def finish(self) -> None:
         """Lets go of the folder too: another process may write to it from then on."""
@@ -202,7 +202,7 @@ class FaissIndex(Index):
                 for space in self.meta.spaces
             ]
             if built != [now.structures.get(space) for space in self.meta.spaces]:
-                self._catalogue.set_structures(built)
+                self._catalog.set_structures(built)
             self._clean()
             self._leave()
 
@@ -215,14 +215,14 @@ class FaissIndex(Index):
                 for start in range(0, len(kept), structures.BLOCK):
                     file.write(np.ascontiguousarray(now.vectors[space][kept[start : start + structures.BLOCK]]).data)
                 sync(file)
-        self._catalogue.compact(kept, generation)
+        self._catalog.compact(kept, generation)
 
     def _enter(self) -> None:
         """As the only writer, and with nothing left of one that was killed."""
         if self._lock is not None:
             return
         self._lock = only_writer(self.folder)
-        state = self._catalogue.state()
+        state = self._catalog.state()
         (self.folder / f"vectors-{state.generation}").mkdir(exist_ok=True)
         for space in self.meta.spaces:
             with open(self._rows_file(state.generation, space), "ab") as file:
@@ -237,7 +237,7 @@ class FaissIndex(Index):
 
     def _clean(self) -> None:
         """What no commit names: of a killed writer, or replaced. Readers that have it open keep it."""
-        state, named = self._catalogue.state(), {one.file for one in self._catalogue.structures()}
+        state, named = self._catalog.state(), {one.file for one in self._catalog.structures()}
         for path in self.folder.iterdir():
             if path.name.startswith("vectors-") and path.name != f"vectors-{state.generation}":
                 shutil.rmtree(path, ignore_errors=True)

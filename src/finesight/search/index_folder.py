@@ -14,7 +14,7 @@ from pydantic import ValidationError
 from finesight.data.decode import explained
 from finesight.errors import FineSightError
 from finesight.search.base import IndexMeta
-from finesight.search.item_store import Catalogue
+from finesight.search.item_store import Catalog
 
 META, ITEMS, ENCODER, LOCK = "index.json", "items.db", "encoder", "lock"
 FORMAT = 1
@@ -33,7 +33,7 @@ def make_folder(folder: Path, meta: IndexMeta, encoder: Path) -> None:
             shutil.copytree(encoder, folder / f".{ENCODER}.tmp")
             os.rename(folder / f".{ENCODER}.tmp", folder / ENCODER)
             (folder / ITEMS).unlink(missing_ok=True)
-            Catalogue(folder / ITEMS, create=True).close()
+            Catalog(folder / ITEMS, create=True).close()
             _write_whole(folder / META, meta.model_dump_json(indent=2) + "\n")
 
 

@@ -75,7 +75,7 @@ class Changes:
     structures: dict[str, Structure]
 
 
-class Catalogue:
+class Catalog:
     """SQLite with a rollback journal: safe against kills and power cuts, and readable from read-only places."""
 
     def __init__(self, file: Path, *, create: bool = False) -> None:
@@ -218,7 +218,7 @@ class Catalogue:
                 raise self._damaged(error) from error
 
     def _damaged(self, error: sqlite3.Error) -> FineSightError:
-        return FineSightError(f"The catalogue {self.file} of the index cannot be used: {error}.")
+        return FineSightError(f"The catalog {self.file} of the index cannot be used: {error}.")
 
 
 def _identity(file: Path) -> tuple[int, int] | None:

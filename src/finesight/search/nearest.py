@@ -1,4 +1,4 @@
-"""Exact neighbours among rows that may be far more than memory: the reference that quicker structures are held to."""
+"""Exact neighbors among rows that may be far more than memory: the reference that quicker structures are held to."""
 
 from __future__ import annotations
 

@@ -23,8 +23,8 @@ LINKS = 32  # of the graph, at each node
 BUILD_EFFORT = 80  # candidates looked at for a node's links
 CODE_BYTES = 64  # of a coded vector
 CODE_ROUNDS = 10  # of learning the codes
-LEARN = 39  # rows for each centre that is learnt: as many as FAISS wants
-TRAIN_ROWS = 16_384  # the PCA and the codes are learnt from
+LEARN = 39  # rows for each center that is learned: as many as FAISS wants
+TRAIN_ROWS = 16_384  # the PCA and the codes are learned from
 BLOCK = 8192
 KINDS = 3  # of queries that recall is measured on
 NEAR = 6  # look-alikes of an image, for queries that lie between two
@@ -68,8 +68,8 @@ def _principal(sample: Floats, width: int, random: np.random.Generator) -> Any:
     import faiss
 
     mean = sample.mean(0)
-    centred = sample - mean
-    axes = np.linalg.eigh(centred.T @ centred)[1][:, ::-1][:, :width].T  # (width, D), most spread first
+    centered = sample - mean
+    axes = np.linalg.eigh(centered.T @ centered)[1][:, ::-1][:, :width].T  # (width, D), most spread first
     turn = np.linalg.qr(random.standard_normal((width, width)))[0]
     matrix = (turn @ axes).astype(np.float32)
     transform = faiss.LinearTransform(sample.shape[1], width, True)
@@ -82,10 +82,10 @@ def _principal(sample: Floats, width: int, random: np.random.Generator) -> Any:
 def _recipe(kind: str, rows: int, width: int) -> str:
     if kind == "hnsw":
         return f"HNSW{LINKS}"
-    learnt = min(rows, TRAIN_ROWS)
+    learned = min(rows, TRAIN_ROWS)
     pieces = max(n for n in range(1, CODE_BYTES + 1) if width % n == 0)
-    lists = max(1, min(round(4 * rows**0.5), learnt // LEARN))
-    bits = 8 if learnt >= 256 * LEARN else 6 if learnt >= 64 * LEARN else 4
+    lists = max(1, min(round(4 * rows**0.5), learned // LEARN))
+    bits = 8 if learned >= 256 * LEARN else 6 if learned >= 64 * LEARN else 4
     return f"IVF{lists},PQ{pieces}x{bits}np"  # np: no polysemous training, which is slow and used by no search here
 
 

@@ -112,8 +112,8 @@ def overlay(stream: IO[bytes], mask: Floats, view: tuple[float, float, float, fl
     layer.paste(cells.resize(size, Image.Resampling.BILINEAR), (left, top))
     share = np.asarray(layer, np.float32)[..., None] / 255  # (h, w, 1)
     base = np.asarray(image, np.float32)
-    grey = base.mean(axis=2, keepdims=True) * 0.8  # dimmed where the network does not look
-    mixed = grey * (1 - share) + (0.75 * base + 0.25 * _TINT) * share
+    gray = base.mean(axis=2, keepdims=True) * 0.8  # dimmed where the network does not look
+    mixed = gray * (1 - share) + (0.75 * base + 0.25 * _TINT) * share
     return encoded(Image.fromarray(mixed.round().astype(np.uint8)), "PNG")
 
 

@@ -10,7 +10,7 @@ from typing import IO
 
 from fastapi import HTTPException
 
-from finesight.features.preprocess import centre_box, picture_view
+from finesight.features.preprocess import center_box, picture_view
 from finesight.features.types import Box, Floats, View
 from finesight.search.base import Index, Item
 from finesight.server import schemas
@@ -58,7 +58,7 @@ class Subjects:
                 raise HTTPException(404, "That upload is no longer remembered: send the picture again.")
             return Subject(name, query.name, query.width, query.height, query.view, query.look.mask, query=query)
         item = self.item(name)
-        view = centre_box(item.width, item.height, self._index.meta.resolution)
+        view = center_box(item.width, item.height, self._index.meta.resolution)
         return Subject(name, name_of(item.path), item.width, item.height, view, item.mask, item=item)
 
     def item(self, name: str) -> Item:

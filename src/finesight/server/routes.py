@@ -193,6 +193,6 @@ async def cluster(
     cluster: Annotated[int, Path(ge=0, le=2**31 - 1, description="Its `id`, with the same method and count.")],
     page: Annotated[ClusterPage, Query()],
 ) -> Response:
-    """Nearest to the centre first."""
+    """Nearest to the center first."""
     service = service_of(request)
     return answer(await service.grouping.run(request, lambda: grouping.one_cluster(service, cluster, page)))

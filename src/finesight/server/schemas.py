@@ -130,7 +130,7 @@ class Explanation(BaseModel):
 class Cluster(BaseModel):
     id: int
     size: int
-    items: list[ItemId] = Field(description="The 12 nearest to the centre, nearest first.")
+    items: list[ItemId] = Field(description="The 12 nearest to the center, nearest first.")
 
 
 class Clusters(BaseModel):

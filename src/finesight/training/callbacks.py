@@ -106,7 +106,7 @@ class ProgressBar(L.Callback):
 
 
 class Checkpointer(L.Callback):
-    """Rank 0 saves every few minutes and at the end, always between two optimiser steps.
+    """Rank 0 saves every few minutes and at the end, always between two optimizer steps.
 
     Ctrl-C (or SIGTERM) lets the step finish, saves and stops; a second one stops at once. It may reach one rank or all
     of them, so after every update they agree whether to stop: a rank left alone would wait for the others for ever.

@@ -13,12 +13,14 @@ from finesight.data.focus import FocusConfig
 from finesight.data.layouts.catalog import located
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
+from finesight.io.console import console
 from finesight.methods.base import ObjectiveConfig
 from finesight.methods.recipes import Recipe, recipe
 from finesight.methods.registry import OBJECTIVES
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import PoolingName, TrainPooling
 from finesight.rationale.config import READINGS, RationaleConfig
+from finesight.training.renamed import current_settings
 
 M = TypeVar("M", bound=BaseModel)
 
@@ -67,7 +69,7 @@ class TrainConfig(_Model):
     data: str
     method: str = "lcr"
     limit_images: int | None = Field(None, ge=2)
-    limit_classes: int | None = Field(None, ge=2)  # the first classes of a labelled source
+    limit_classes: int | None = Field(None, ge=2)  # the first classes of a labeled source
     epochs: int = Field(100, ge=1)
     batch: int = Field(128, ge=2)  # over all devices
     seed: int = Field(0, ge=0)
@@ -147,9 +149,20 @@ class RuntimeConfig(_Model):
     progress: bool = True
 
 
-def build_config(overrides: dict[str, Any]) -> TrainConfig:
-    """The recipe's defaults with ``overrides`` (nested, or dotted keys) on top; errors name every bad key at once."""
-    values = nested(overrides)
+def build_config(overrides: dict[str, Any], *, warn: bool = True) -> TrainConfig:
+    """Return the recipe's defaults with ``overrides`` (nested, or dotted keys) on top.
+
+    Old names of settings are taken for the new ones, with a line for each unless ``warn`` is off.
+
+    Raises
+    ------
+    FineSightError
+        If settings are unknown or wrong; the message names every one of them.
+    """
+    settings, notes = current_settings(dotted(nested(overrides)))
+    for note in notes if warn else ():
+        console.print(note, markup=False)
+    values = nested(settings)
     chosen = recipe(str(values.get("method", "lcr")))
     rationale = _rationale(values, chosen)
     defaults = {} if chosen.objective is None else _defaults(chosen.objective, values, rationale)

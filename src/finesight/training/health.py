@@ -16,7 +16,7 @@ def embedding_health(embedding: Tensor) -> dict[str, Tensor]:
     """Spread and effective rank of N unit vectors; both near their floor mean collapse. (N, D)
 
     ``spread`` is √D times the mean standard deviation per dimension: 1 when the vectors cover the sphere evenly, 0 when
-    they are all the same. The effective rank is exp(entropy) of the normalised singular values (Roy & Vetterli, 2007).
+    they are all the same. The effective rank is exp(entropy) of the normalized singular values (Roy & Vetterli, 2007).
     """
     z = embedding.float()
     if not bool(torch.isfinite(z).all()):  # the SVD would fail before the loss can be reported as not a number

@@ -17,7 +17,7 @@ from torch import distributed as dist
 from torch.nn import functional as F
 
 from finesight.data.cache import DecodedCache
-from finesight.data.color import normalise
+from finesight.data.color import normalize
 from finesight.data.focus import boxes_of
 from finesight.data.saliency import SIDE, detected, masks_from
 from finesight.data.views import crop_resize_flip
@@ -132,7 +132,7 @@ class Looks(L.Callback):
         crop = torch.cat([torch.zeros_like(sizes), sizes], dim=1).to(module.device)
         flip = torch.zeros(len(images), dtype=torch.bool, device=module.device)
         squeezed = crop_resize_flip(canvas.to(module.device), crop, flip, views.resolution)
-        return normalise(squeezed, views.mean, views.std)
+        return normalize(squeezed, views.mean, views.std)
 
 
 def choose_projections(variances: Tensor, config: TrainConfig) -> list[int]:
@@ -160,5 +160,5 @@ def _pieces(places: NDArray[np.int64]) -> Iterator[NDArray[np.int64]]:
 def looks_of(config: TrainConfig, cache: DecodedCache, images: NDArray[np.int64]) -> Looks | None:
     """None where a run needs none."""
     keeps = config.rationale is not None and config.rationale.keep != "all"
-    needed = config.focus.source not in ("none", "centre") or config.saliency.source != "none" or keeps
+    needed = config.focus.source not in ("none", "center") or config.saliency.source != "none" or keeps
     return Looks(cache, images) if needed else None

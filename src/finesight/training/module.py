@@ -10,7 +10,7 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from finesight.data.focus import CENTRE, NO_BOX
+from finesight.data.focus import CENTER, NO_BOX
 from finesight.data.saliency import SIDE
 from finesight.data.scene import Scene
 from finesight.errors import FineSightError
@@ -57,7 +57,7 @@ class TrainingModule(L.LightningModule):
             join_norms(self)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         focus, saliency = config.focus.source, config.saliency.source
-        box = torch.tensor(CENTRE) if focus == "centre" else torch.full((4,), NO_BOX)
+        box = torch.tensor(CENTER) if focus == "center" else torch.full((4,), NO_BOX)
         self.register_buffer("boxes", box.repeat(images, 1) if focus != "none" else None)
         maps = torch.zeros(images, SIDE, SIDE, dtype=torch.uint8) if saliency != "none" else None
         self.register_buffer("maps", maps, persistent=saliency == "rationale")
@@ -117,7 +117,7 @@ class TrainingModule(L.LightningModule):
         self.objective.before_step(batch.step / (self.steps_per_epoch * self.config.epochs))
 
     def finish_step(self, batch: Batch) -> None:
-        """After the optimiser step and before anything reads the state (see StepEnd)."""
+        """After the optimizer step and before anything reads the state (see StepEnd)."""
         self.objective.after_step(self._outcome)
         del self._outcome
         self.steps.fill_(batch.step + 1)

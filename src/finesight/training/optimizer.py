@@ -1,7 +1,7 @@
-"""One optimiser whose groups step by different rules: SGD or LARS for the encoder, Adam for the branch.
+"""One optimizer whose groups step by different rules: SGD or LARS for the encoder, Adam for the branch.
 
-The branch needs a step of its own (ν times the encoder's lets it crawl or diverge). Groups of one optimiser, rather
-than several optimisers, leave accumulation, clipping and loss scaling to Lightning's automatic optimisation.
+The branch needs a step of its own (ν times the encoder's lets it crawl or diverge). Groups of one optimizer, rather
+than several optimizers, leave accumulation, clipping and loss scaling to Lightning's automatic optimization.
 """
 
 from __future__ import annotations

@@ -57,7 +57,7 @@ class RunFolder:
     def config(self) -> TrainConfig:
         if not self.config_file.exists():
             raise FineSightError(f"{self.root} is not a run: it has no config.yaml.")
-        return build_config(read_yaml(self.config_file))
+        return build_config(read_yaml(self.config_file), warn=False)
 
     @contextmanager
     def locked(self) -> Iterator[None]:

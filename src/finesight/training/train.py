@@ -104,8 +104,8 @@ def prepare_data(
     objective = recipe(config.method).objective
     if objective is None:
         return cache, images, held_out
-    if OBJECTIVES[objective].labelled:
-        images = _labelled(images, cache.source, config.method)
+    if OBJECTIVES[objective].labeled:
+        images = _labeled(images, cache.source, config.method)
     if len(images) < config.batch:
         raise FineSightError(
             f"{source.root} has {len(images)} readable images to train on ({len(cache.skipped)} skipped, "
@@ -115,7 +115,7 @@ def prepare_data(
     return cache, images, held_out
 
 
-def _labelled(images: NDArray[np.int64], source: ImageSource, method: str) -> NDArray[np.int64]:
+def _labeled(images: NDArray[np.int64], source: ImageSource, method: str) -> NDArray[np.int64]:
     labels = source.labels
     if labels is None or (labels < 0).all():
         raise FineSightError(

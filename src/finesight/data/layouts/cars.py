@@ -18,7 +18,7 @@ _FOLDERS = ("cars_train", "cars_test", "car_ims")
 _META = "cars_meta.mat"
 _TRAIN = "cars_train_annos.mat"
 _TEST = "cars_test_annos_withlabels.mat"
-_TEST_UNLABELLED = "cars_test_annos.mat"
+_TEST_UNLABELED = "cars_test_annos.mat"
 _ALL = "cars_annos.mat"
 _CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
 _AGAIN = "copy the dataset again"
@@ -40,7 +40,7 @@ def is_cars(root: Path) -> bool:
     Annotations beside train and test folders are no such copy: those images were sorted into classes by someone.
     """
     folders = sum((root / name).is_dir() for name in _FOLDERS)
-    files = sum(_find(root, name) is not None for name in (_META, _TRAIN, _TEST, _TEST_UNLABELLED, _ALL))
+    files = sum(_find(root, name) is not None for name in (_META, _TRAIN, _TEST, _TEST_UNLABELED, _ALL))
     return folders + files >= 2 and (folders > 0 or not split_folders(root))
 
 
@@ -52,9 +52,9 @@ def open_cars(root: Path) -> ImageSource:
 
 def _open_two_folders(root: Path) -> ImageSource:
     meta, train_file = _require(root, _META), _require(root, _TRAIN)
-    if _find(root, _TEST) is None and _find(root, _TEST_UNLABELLED) is not None:
+    if _find(root, _TEST) is None and _find(root, _TEST_UNLABELED) is not None:
         raise FineSightError(
-            f"{root} is Stanford Cars but {_TEST} is missing; {_TEST_UNLABELLED} has no labels, so without it "
+            f"{root} is Stanford Cars but {_TEST} is missing; {_TEST_UNLABELED} has no labels, so without it "
             "there are no test labels: put it into devkit/"
         )
     test_file = _require(root, _TEST)

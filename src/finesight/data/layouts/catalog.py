@@ -19,7 +19,7 @@ from finesight.errors import FineSightError, unknown
 if TYPE_CHECKING:
     from finesight.data.sources import ImageSource
 
-# name: the module of finesight.data with is_ and open_ of that name. Recognised in this order.
+# name: the module of finesight.data with is_ and open_ of that name. Recognized in this order.
 _MODULES = {
     "cub": "cub",
     "cars": "cars",
@@ -240,7 +240,7 @@ def title_of(name: str) -> str:
     return DATASETS[name].title if name in DATASETS else "a folder of drawn look-alikes"
 
 
-def recognised(root: Path) -> str | None:
+def recognized(root: Path) -> str | None:
     """The dataset a folder holds, whole or in part; nothing for a plain folder."""
     return next((name for name in NAMES if _function("is", name)(root)), None)
 

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageDraw, ImageFilter
 
-Colour = tuple[int, int, int]
+Color = tuple[int, int, int]
 Points = NDArray[np.float64]  # (P, 2) x, y
 
 PART_NAMES = ("crown", "bill", "eye ring", "wing bars", "tail")
@@ -24,11 +24,11 @@ _RED, _YELLOW, _BLUE, _WHITE, _BLACK = (
     (30, 28, 30),
 )
 _ORANGE = (236, 128, 32)
-CROWNS: tuple[Colour, ...] = (_RED, _BLACK, _YELLOW, _BLUE, _WHITE)
-BILLS: tuple[Colour, ...] = (_ORANGE, _BLACK, _RED, _YELLOW)
-EYE_RINGS: tuple[Colour, ...] = (_WHITE, _YELLOW, _RED)
-WING_BARS: tuple[tuple[int, Colour], ...] = ((0, _BLACK), (1, _WHITE), (2, _WHITE), (2, _YELLOW), (1, _BLUE))
-TAILS: tuple[tuple[Colour, bool], ...] = (
+CROWNS: tuple[Color, ...] = (_RED, _BLACK, _YELLOW, _BLUE, _WHITE)
+BILLS: tuple[Color, ...] = (_ORANGE, _BLACK, _RED, _YELLOW)
+EYE_RINGS: tuple[Color, ...] = (_WHITE, _YELLOW, _RED)
+WING_BARS: tuple[tuple[int, Color], ...] = ((0, _BLACK), (1, _WHITE), (2, _WHITE), (2, _YELLOW), (1, _BLUE))
+TAILS: tuple[tuple[Color, bool], ...] = (
     (_BLACK, False),
     (_WHITE, True),
     (_RED, False),
@@ -36,8 +36,8 @@ TAILS: tuple[tuple[Colour, bool], ...] = (
     (_BLUE, False),
 )
 
-# near, far and leaf colour of each habitat: what an image is tempted to be recognised by
-HABITATS: tuple[tuple[Colour, Colour, Colour], ...] = (
+# near, far and leaf color of each habitat: what an image is tempted to be recognized by
+HABITATS: tuple[tuple[Color, Color, Color], ...] = (
     ((96, 124, 70), (150, 172, 110), (62, 96, 48)),  # meadow
     ((150, 178, 204), (206, 220, 230), (92, 110, 84)),  # sky
     ((74, 112, 128), (120, 158, 166), (98, 120, 90)),  # water
@@ -53,11 +53,11 @@ HABITATS: tuple[tuple[Colour, Colour, Colour], ...] = (
 class Species:
     """The parts that make a species; everything else is drawn the same way for all of them."""
 
-    crown: Colour
-    bill: Colour
-    eye_ring: Colour
-    wing_bars: tuple[int, Colour]
-    tail: tuple[Colour, bool]
+    crown: Color
+    bill: Color
+    eye_ring: Color
+    wing_bars: tuple[int, Color]
+    tail: tuple[Color, bool]
 
 
 @dataclass(frozen=True)
@@ -132,17 +132,17 @@ def _bird(canvas: Image.Image, mask: Image.Image, species: Species, rng: np.rand
     place = _pose(canvas.width, rng)
     brush, stencil = ImageDraw.Draw(canvas), ImageDraw.Draw(mask)
 
-    def shape(points: Points, colour: Colour) -> None:
+    def shape(points: Points, color: Color) -> None:
         corners = [(float(x), float(y)) for x, y in place(points)]
-        brush.polygon(corners, fill=colour)
+        brush.polygon(corners, fill=color)
         stencil.polygon(corners, fill=255)
 
     plumage = np.array([128, 112, 96]) * rng.uniform(0.8, 1.2) + rng.normal(0, 5, 3)
-    body, dark, belly = (_colour(plumage * f) for f in (1.0, 0.72, 1.3))
+    body, dark, belly = (_color(plumage * f) for f in (1.0, 0.72, 1.3))
     nod, wing_turn, tail_turn = rng.uniform(-0.35, 0.35), rng.uniform(-0.25, 0.3), rng.uniform(-0.3, 0.3)
     head = np.array([0.42, -0.27]) + (0.06 * nod, 0.12 * nod)
 
-    tail_colour, forked = species.tail
+    tail_color, forked = species.tail
     feathers = [(0.0, -0.09), (-0.42, -0.14), (-0.3, 0.0), (-0.42, 0.14), (0.0, 0.09)]
     tail = _turned(np.array(feathers if forked else [feathers[i] for i in (0, 1, 3, 4)]), tail_turn) + (
         -0.42,
@@ -150,7 +150,7 @@ def _bird(canvas: Image.Image, mask: Image.Image, species: Species, rng: np.rand
     )
     for x in (-0.02, 0.1):
         shape(np.array([(x, 0.2), (x + 0.03, 0.2), (x + 0.05, 0.48), (x + 0.02, 0.48)]), dark)
-    shape(tail, tail_colour)
+    shape(tail, tail_color)
     shape(_ellipse(0, 0, 0.5, 0.27, 0.12), body)
     shape(_ellipse(0.08, 0.09, 0.36, 0.16, 0.1), belly)
     shape(_ellipse(head[0], head[1], 0.2, 0.19), body)
@@ -162,22 +162,22 @@ def _bird(canvas: Image.Image, mask: Image.Image, species: Species, rng: np.rand
     shape(_ellipse(eye[0], eye[1], 0.075, 0.075), species.eye_ring)
     shape(_ellipse(eye[0], eye[1], 0.03, 0.03), _BLACK)
     shape(_ellipse(-0.1, -0.03, 0.32, 0.15, 0.2 + wing_turn), dark)
-    bars, bar_colour = species.wing_bars
+    bars, bar_color = species.wing_bars
     for i in range(bars):
         bar = np.array([(-0.03, -0.14), (0.055, -0.14), (0.005, 0.13), (-0.08, 0.13)]) + (
             0.06 - 0.18 * i,
             0.0,
         )
-        shape(_turned(bar, 0.2 + wing_turn) + (-0.1, -0.03), bar_colour)
+        shape(_turned(bar, 0.2 + wing_turn) + (-0.1, -0.03), bar_color)
     wing = _turned(np.array([[-0.06, 0.0]]), 0.2 + wing_turn) + (-0.1, -0.03)
-    centres = [crown.mean(0), bill.mean(0), eye, wing[0], tail.mean(0)]
-    return place(np.array(centres))
+    centers = [crown.mean(0), bill.mean(0), eye, wing[0], tail.mean(0)]
+    return place(np.array(centers))
 
 
 # --- the background -------------------------------------------------------------------------------------------------
 
 
-def _colour(values: NDArray[np.float64]) -> Colour:
+def _color(values: NDArray[np.float64]) -> Color:
     r, g, b = (int(v) for v in np.clip(values, 0, 255))
     return r, g, b
 
@@ -189,7 +189,7 @@ def _clouds(size: int, cells: int, rng: np.random.Generator) -> NDArray[np.float
 
 
 def _background(habitat: int, size: int, rng: np.random.Generator) -> Image.Image:
-    """A patchwork in the colours of a habitat and of others, with leaves, twigs and berries over it.
+    """A patchwork in the colors of a habitat and of others, with leaves, twigs and berries over it.
 
     Patches, not one tint: two crops of an image then share only part of its background, as in photographs.
     """
@@ -210,7 +210,7 @@ def _background(habitat: int, size: int, rng: np.random.Generator) -> Image.Imag
         leaf = HABITATS[int(rng.integers(len(HABITATS)))][2] + rng.normal(0, 22, 3)
         where, length = rng.uniform(0, size, 2), size * rng.uniform(0.03, 0.12)
         spot = _ellipse(0, 0, length, length * rng.uniform(0.25, 0.6), rng.uniform(0, np.pi), 14) + where
-        brush.polygon([(float(x), float(y)) for x, y in spot], fill=_colour(leaf))
+        brush.polygon([(float(x), float(y)) for x, y in spot], fill=_color(leaf))
     for _ in range(int(rng.integers(0, 7))):
         x, y, r = *rng.uniform(0, size, 2), size * rng.uniform(0.012, 0.04)
         brush.ellipse((x - r, y - r, x + r, y + r), fill=CROWNS[int(rng.integers(len(CROWNS)))])
@@ -227,7 +227,7 @@ def _patchwork(size: int, patches: int, rng: np.random.Generator) -> NDArray[np.
 
 
 def _texture(habitat: int, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Two colours of a habitat mixed by smooth noise and, at times, ripples. -> (size, size, 3)"""
+    """Two colors of a habitat mixed by smooth noise and, at times, ripples. -> (size, size, 3)"""
     near, far = (np.array(c) + rng.normal(0, 14, 3) for c in HABITATS[habitat][:2])
     mix = _clouds(size, int(rng.integers(2, 12)), rng)
     if rng.random() < 0.4:
@@ -237,7 +237,7 @@ def _texture(habitat: int, size: int, rng: np.random.Generator) -> NDArray[np.fl
     return np.asarray(near + (far - near) * mix[..., None])
 
 
-def _twig(brush: ImageDraw.ImageDraw, colour: NDArray[np.float64], size: int, rng: np.random.Generator) -> None:
+def _twig(brush: ImageDraw.ImageDraw, color: NDArray[np.float64], size: int, rng: np.random.Generator) -> None:
     ends = rng.uniform(-0.1, 1.1, (2, 2)) * size
     corners = [(float(x), float(y)) for x, y in ends]
-    brush.line(corners, fill=_colour(colour), width=int(size * rng.uniform(0.01, 0.05)))
+    brush.line(corners, fill=_color(color), width=int(size * rng.uniform(0.01, 0.05)))

@@ -2,7 +2,7 @@
 
 Every species has the same shape, plumage range and pose range; species differ only in small parts (crown, bill, eye
 ring, wing bars, tail). Backgrounds are drawn without looking at the species and change from image to image, and they
-carry leaves and berries in the colours of the parts, so an objective that merely tells *images* apart is tempted by
+carry leaves and berries in the colors of the parts, so an objective that merely tells *images* apart is tempted by
 them. Everything is a function of the seed. Object masks and part positions are kept for measuring attention.
 """
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from finesight.data.layouts.catalog import open_as, recognised, split_name, title_of
+from finesight.data.layouts.catalog import open_as, recognized, split_name, title_of
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.io.console import counted
@@ -69,7 +69,7 @@ def verify(data: str | Path) -> Verification:
     name, text = split_name(data)
     root = Path(text).expanduser().absolute()
     if name is None and root.is_dir():
-        name = recognised(root)
+        name = recognized(root)
     if name is None or not root.exists():
         return verified(open_source(data))
     try:
@@ -162,8 +162,8 @@ def _class_words(source: ImageSource, official: int) -> list[str]:
     word = _differs(len(used), official, "classes")
     if word and unused:
         word += f" (no image of {_some(unused)})"
-    unlabelled = int((source.labels < 0).sum())
-    return [word, f"{unlabelled:,} labels missing" if unlabelled else ""]
+    unlabeled = int((source.labels < 0).sum())
+    return [word, f"{unlabeled:,} labels missing" if unlabeled else ""]
 
 
 def _minimum_words(source: ImageSource) -> list[str]:

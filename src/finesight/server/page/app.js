@@ -131,7 +131,7 @@ function theme() {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
     kept.set("theme", root.dataset.theme);
-    say(dark ? "Light colours." : "Dark colours.");
+    say(dark ? "Light colors." : "Dark colors.");
   });
 }
 

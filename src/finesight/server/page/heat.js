@@ -10,7 +10,7 @@ const SCALE = [
 ];
 const AGAINST = [38, 120, 255];  // parts that speak against the two being alike
 
-function colour(value, into, at) {
+function color(value, into, at) {
   if (value < 0) {
     into.set(AGAINST, at);
     into[at + 3] = 255 * 0.75 * Math.min(1, -value);
@@ -23,7 +23,7 @@ function colour(value, into, at) {
   into[at + 3] = 255 * (a[4] + share * (b[4] - a[4]));
 }
 
-/** Bilinear between the centres of the cells; the border is as its nearest cell. */
+/** Bilinear between the centers of the cells; the border is as its nearest cell. */
 export function sample(map, x, y) {
   const rows = map.length, columns = map[0].length;
   const clamp = (value, most) => Math.min(most, Math.max(0, value));
@@ -42,7 +42,7 @@ function smooth(map, most) {
   const image = context.createImageData(SIDE, SIDE);
   for (let y = 0; y < SIDE; y += 1) {
     for (let x = 0; x < SIDE; x += 1) {
-      colour(sample(map, (x + 0.5) / SIDE, (y + 0.5) / SIDE) / most, image.data, 4 * (y * SIDE + x));
+      color(sample(map, (x + 0.5) / SIDE, (y + 0.5) / SIDE) / most, image.data, 4 * (y * SIDE + x));
     }
   }
   context.putImageData(image, 0, 0);

@@ -12,16 +12,16 @@ import pytest
 
 from finesight.errors import FineSightError
 from finesight.export.onnx import Exported
-from finesight.export.quantise import Quantised, before_phi, compared, quantise, readable
+from finesight.export.quantize import Quantized, before_phi, compared, quantize, readable
 
 
 @pytest.fixture(scope="module")
-def small(exported: Exported, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Quantised:
+def small(exported: Exported, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Quantized:
     out = tmp_path_factory.mktemp("onnx") / "model.int8.onnx"
-    return quantise(exported.file, out, birds, limit=12, progress=False)
+    return quantize(exported.file, out, birds, limit=12, progress=False)
 
 
-def test_it_is_smaller_and_near(small: Quantised, exported: Exported) -> None:
+def test_it_is_smaller_and_near(small: Quantized, exported: Exported) -> None:
     assert (small.calibrated, small.compared) == (12, 12)
     assert small.bytes == small.file.stat().st_size < exported.bytes / 2
     assert 0.9 < small.feature_cosine_min <= small.feature_cosine_median < 1
@@ -29,21 +29,21 @@ def test_it_is_smaller_and_near(small: Quantised, exported: Exported) -> None:
     assert 0 <= small.nearest_kept <= 1
 
 
-def test_the_branch_and_the_pooling_stay_as_they_are(small: Quantised, exported: Exported) -> None:
+def test_the_branch_and_the_pooling_stay_as_they_are(small: Quantized, exported: Exported) -> None:
     before, after = onnx.load(str(exported.file)), onnx.load(str(small.file))
     chosen = set(before_phi(before.graph))
     convolutions = [node for node in before.graph.node if node.op_type == "Conv"]
     assert [node.name in chosen for node in convolutions] == [False, *[True] * (len(convolutions) - 2), False]
-    kept = [node for node in after.graph.node if node.op_type == "Conv" and not _quantised(after.graph, node)]
+    kept = [node for node in after.graph.node if node.op_type == "Conv" and not _quantized(after.graph, node)]
     assert len(kept) == 2  # of pixels, and of the branch
 
 
-def _quantised(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
+def _quantized(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
     makers = {name: maker.op_type for maker in graph.node for name in maker.output}
     return makers.get(node.input[0]) == "DequantizeLinear"
 
 
-def test_it_says_what_it_is(small: Quantised, exported: Exported) -> None:
+def test_it_says_what_it_is(small: Quantized, exported: Exported) -> None:
     whole, less = (
         json.loads({entry.key: entry.value for entry in onnx.load(str(file)).metadata_props}["finesight"])
         for file in (exported.file, small.file)
@@ -51,7 +51,7 @@ def test_it_says_what_it_is(small: Quantised, exported: Exported) -> None:
     assert less == {**whole, "precision": "int8", "calibrated": 12}
 
 
-def test_poor_quality_is_said_in_words(small: Quantised) -> None:
+def test_poor_quality_is_said_in_words(small: Quantized) -> None:
     assert replace(small, feature_cosine_median=0.99).warnings() == []
     (words,) = replace(small, feature_cosine_median=0.9, nearest_kept=0.75).warnings()
     assert "0.900" in words
@@ -81,12 +81,12 @@ def test_what_is_compared_against_loops() -> None:
     assert found["attention_error"] == pytest.approx(abs(whole[2] - small[2]).sum() / 207, abs=1e-6)
 
 
-def test_too_few_pictures(exported: Exported, unlabelled: Path, tmp_path: Path) -> None:
+def test_too_few_pictures(exported: Exported, unlabeled: Path, tmp_path: Path) -> None:
     for name in ("image-00.png", "image-01.png", "image-02.png", "broken.png"):
-        (tmp_path / name).write_bytes((unlabelled / name).read_bytes())
+        (tmp_path / name).write_bytes((unlabeled / name).read_bytes())
     out = tmp_path / "small.onnx"
     with pytest.raises(FineSightError, match="at least 4 readable pictures"):
-        quantise(exported.file, out, tmp_path, progress=False)
+        quantize(exported.file, out, tmp_path, progress=False)
     (tmp_path / "broken.png").unlink()
     with pytest.raises(FineSightError, match="at least 4 pictures"):
         readable(tmp_path)

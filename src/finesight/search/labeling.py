@@ -22,13 +22,13 @@ class Labels:
     """Path and label, and how many have none."""
 
     rows: list[tuple[str, str]]
-    unlabelled: int
-    unclear: tuple[str, ...]  # clusters with several labels, whose unlabelled images stay so
+    unlabeled: int
+    unclear: tuple[str, ...]  # clusters with several labels, whose unlabeled images stay so
     gone: int  # no longer in the index
 
 
 def write_table(file: Path, found: Clusters, paths: dict[int, str]) -> None:
-    """A line for every image, by cluster, nearest to the centre first: a label in any line of a cluster is for all."""
+    """A line for every image, by cluster, nearest to the center first: a label in any line of a cluster is for all."""
     with writing(file) as stream:
         writer = csv.writer(stream)
         writer.writerow(COLUMNS)
@@ -50,13 +50,13 @@ def read_labels(file: Path, index: Index) -> Labels:
     unclear = {name for name, labels in by_cluster.items() if name and len(labels) > 1}
     shared = {name: min(labels) for name, labels in by_cluster.items() if name and len(labels) == 1}
     known = set(index.known().paths.tolist())
-    rows, gone, unlabelled = [], 0, 0
+    rows, gone, unlabeled = [], 0, 0
     for line in lines:
         label = line["label"] or shared.get(line["cluster"], "")
         if line["path"] not in known:
             gone += 1
         elif label in ("", LEFT_OUT) or "\n" in line["path"]:  # a list has one path in a line
-            unlabelled += 1
+            unlabeled += 1
         else:
             rows.append((os.path.join(index.meta.root, line["path"]), label))
     if not rows:
@@ -64,7 +64,7 @@ def read_labels(file: Path, index: Index) -> Labels:
             f"{file} has no label that fits the index: write one into the column `label` of at least one line of a "
             "cluster."
         )
-    return Labels(rows, unlabelled, tuple(sorted(unclear)), gone)
+    return Labels(rows, unlabeled, tuple(sorted(unclear)), gone)
 
 
 def write_list(file: Path, labels: Labels) -> None:

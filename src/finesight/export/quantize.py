@@ -26,12 +26,12 @@ from finesight.io.progress import track
 Pixels = NDArray[np.uint8]
 OPERATIONS = ("Conv", "Gemm", "MatMul", "Add", "Relu", "MaxPool")
 FEWEST = 4  # pictures: to find ranges by, and others to compare with
-NEIGHBOURS = 10
+NEIGHBORS = 10
 POOR = 0.98  # median cosine to the fp32 feature
 
 
 @dataclass(frozen=True)
-class Quantised:
+class Quantized:
     """What was written, and how near its answers are to those of the fp32 file."""
 
     file: Path
@@ -44,12 +44,17 @@ class Quantised:
     average_cosine_median: float
     attention_error: float  # mean absolute
     nearest_kept: float  # share of pictures whose nearest other picture is the same
-    neighbours: int  # how many nearest ones are looked at: ten, or half of the others where they are few
-    neighbours_kept: float  # the share of them that are the same
+    neighbors: int  # how many nearest ones are looked at: ten, or half of the others where they are few
+    neighbors_kept: float  # the share of them that are the same
 
     def summary(self) -> dict[str, Any]:
         """For scripts."""
-        return {**asdict(self), "file": str(self.file), "warnings": self.warnings()}
+        facts = asdict(self)
+        old = {
+            "neighbours": facts.pop("neighbors"),
+            "neighbours_kept": facts.pop("neighbors_kept"),
+        }  # scripts read them
+        return {**facts, **old, "file": str(self.file), "warnings": self.warnings()}
 
     def warnings(self) -> list[str]:
         """In words, where the quality is poor."""
@@ -62,22 +67,22 @@ class Quantised:
         ]
 
 
-def quantise(model: Path, out: Path, folder: str | Path, *, limit: int = 64, progress: bool = True) -> Quantised:
+def quantize(model: Path, out: Path, folder: str | Path, *, limit: int = 64, progress: bool = True) -> Quantized:
     """Write ``out``. ``limit`` pictures of ``folder`` set the ranges of activations, as many others judge the result.
 
-    The network up to φ is quantised, its pooling and its branch are not: they are small, and a mask lives by small
+    The network up to φ is quantized, its pooling and its branch are not: they are small, and a mask lives by small
     differences. Weights are kept to 7 bits: without VNNI, a processor adds products in 16 bits, which 8 overflow.
     """
     known = description(session(model), model)
     views = _views(folder, int(known["encoder"]["resolution"]), 2 * limit, progress=progress)
     calibration, others = views[::2], views[1::2]
-    small = _quantised(model, calibration, progress=progress)
+    small = _quantized(model, calibration, progress=progress)
     needed("onnx").helper.set_model_props(
         small, {KEY: json.dumps({**known, "precision": "int8", "calibrated": len(calibration)})}
     )
     with put_in_place(out, small) as scratch:
         outputs = [_outputs(file, others, progress=progress) for file in (model, scratch)]
-    return Quantised(out, out.stat().st_size, len(calibration), len(others), **compared(*outputs))
+    return Quantized(out, out.stat().st_size, len(calibration), len(others), **compared(*outputs))
 
 
 def readable(folder: str | Path) -> ImageSource:
@@ -105,7 +110,7 @@ def _views(folder: str | Path, resolution: int, count: int, *, progress: bool) -
     return views
 
 
-def _quantised(model: Path, views: Sequence[Pixels], *, progress: bool) -> Any:
+def _quantized(model: Path, views: Sequence[Pixels], *, progress: bool) -> Any:
     quantization = needed("onnxruntime.quantization")
     onnx = needed("onnx")
     batches = iter(track(views, len(views), "calibrating", show=progress))
@@ -147,7 +152,7 @@ def _quiet() -> Iterator[None]:
 
 
 def before_phi(graph: Any) -> list[str]:
-    """The nodes to quantise: those that φ is made by, but for the first convolution, which pixels suffer most from."""
+    """The nodes to quantize: those that φ is made by, but for the first convolution, which pixels suffer most from."""
     makers = {name: node for node in graph.node for name in node.output}
     found: dict[str, Any] = {}
     waiting = [PHI]
@@ -174,7 +179,7 @@ def compared(whole: Sequence[NDArray[np.float32]], small: Sequence[NDArray[np.fl
     vectors = [(unit(a), unit(b)) for a, b in zip(whole[:2], small[:2], strict=True)]
     feature, average = ((a * b).sum(1) for a, b in vectors)
     ranks = [_ranked(features) for features in vectors[0]]
-    k = min(NEIGHBOURS, max(1, (len(ranks[0]) - 1) // 2))
+    k = min(NEIGHBORS, max(1, (len(ranks[0]) - 1) // 2))
     shared = [len(set(a[:k]) & set(b[:k])) / k for a, b in zip(*ranks, strict=True)]
     return {
         "feature_cosine_min": float(feature.min()),
@@ -183,8 +188,8 @@ def compared(whole: Sequence[NDArray[np.float32]], small: Sequence[NDArray[np.fl
         "average_cosine_median": float(np.median(average)),
         "attention_error": float(np.abs(whole[2] - small[2]).mean()),
         "nearest_kept": float((ranks[0][:, 0] == ranks[1][:, 0]).mean()),
-        "neighbours": k,
-        "neighbours_kept": float(np.mean(shared)),
+        "neighbors": k,
+        "neighbors_kept": float(np.mean(shared)),
     }
 
 

@@ -1,0 +1,30 @@
+"""Settings that had other names in earlier versions: old files and old habits keep working."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# old name, with dots -> the name now
+RENAMED: dict[str, str] = {
+    "views.grey": "views.gray",
+    "views.second_solarise": "views.second_solarize",
+    "objective.centre_momentum": "objective.center_momentum",
+}
+# setting: old value -> the value now
+RENAMED_VALUES: dict[str, dict[Any, Any]] = {"focus.source": {"centre": "center"}}
+
+
+def current_settings(settings: Mapping[str, Any]) -> tuple[dict[str, Any], list[str]]:
+    """Return dotted ``settings`` under the names of this version, and one line for each that was renamed."""
+    current: dict[str, Any] = {}
+    notes = []
+    for key, value in settings.items():
+        name = RENAMED.get(key, key)
+        if name != key:
+            notes.append(f"The setting {key} is called {name} now.")
+        if isinstance(value, str) and value in (values := RENAMED_VALUES.get(name, {})):
+            notes.append(f"{name} {value} is called {values[value]} now.")
+            value = values[value]
+        current[name] = value
+    return current, notes
