@@ -53,7 +53,7 @@ class Quantized:
         old = {
             "neighbours": facts.pop("neighbors"),
             "neighbours_kept": facts.pop("neighbors_kept"),
-        }  # scripts read them
+        }
         return {**facts, **old, "file": str(self.file), "warnings": self.warnings()}
 
     def warnings(self) -> list[str]:

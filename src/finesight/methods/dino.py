@@ -80,7 +80,7 @@ class DINO(Objective):
         self.teacher_backbone = momentum_twin(backbone)
         self.teacher_pool, self.teacher_head = momentum_twin(self.pool), momentum_twin(self.head)
         self.register_buffer("center", torch.zeros(config.prototypes))
-        self.register_load_state_dict_pre_hook(_renamed_center)
+        self.register_load_state_dict_pre_hook(_renamed_center)  # type: ignore[no-untyped-call]
 
     @classmethod
     def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
