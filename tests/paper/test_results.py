@@ -12,7 +12,7 @@ import pytest
 
 from finesight.errors import FineSightError
 from finesight.evaluation.retrieval import RetrievalScores
-from finesight.io.atomic import put
+from finesight.io.atomic import write_atomic
 from finesight.paper import results as module
 from finesight.paper.results import REQUIRED, ResultFiles
 
@@ -67,7 +67,7 @@ def test_the_queries_come_first(files: ResultFiles, monkeypatch: pytest.MonkeyPa
 
 def _write_often(file: Path, letter: str) -> None:
     for _ in range(200):
-        put(file, letter.encode() * 100_000)
+        write_atomic(file, letter.encode() * 100_000)
 
 
 def test_two_writers_of_one_file(tmp_path: Path) -> None:
@@ -108,7 +108,7 @@ def test_a_damaged_result_is_named(files: ResultFiles, content: bytes, words: st
 def test_a_missing_key_is_named(files: ResultFiles, key: str) -> None:
     whole = result()
     del whole[key]
-    put(files.file("lcr", 0), json.dumps(whole).encode())
+    write_atomic(files.file("lcr", 0), json.dumps(whole).encode())
     with pytest.raises(FineSightError, match=rf"lcr-seed0.json lacks {key}\. Delete it to run it again"):
         files.read()
 

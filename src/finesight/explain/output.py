@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from finesight.errors import FineSightError
-from finesight.io.atomic import put
+from finesight.io.atomic import write_atomic
 
 LONGEST = 100  # bytes of a name: what is added to it must fit in a file system's 255
 
@@ -53,6 +53,6 @@ def write(path: Path, data: bytes) -> None:
     """In one move: whoever looks, or a run that is killed, never sees half a file."""
     make_folder(path.parent)
     try:
-        put(path, data)
+        write_atomic(path, data)
     except OSError as error:
         raise FineSightError(f"{path} cannot be written: {error.strerror}. Free space, or give another -o.") from error

@@ -1,17 +1,50 @@
-"""Files that are whole or not there."""
+"""Write files and folders so that they are complete or not there at all, whenever the process is killed."""
 
 from __future__ import annotations
 
 import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 
-def put(file: Path, content: bytes) -> None:
-    """Whole or not at all, whoever else writes it and whenever this process is killed."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    scratch = file.with_name(f".{file.name}.{os.getpid()}.tmp")
+@contextmanager
+def atomic_path(target: Path, *, sync: bool = False) -> Iterator[Path]:
+    """Yield a scratch path beside ``target`` that takes its place when the block ends without an error.
+
+    The scratch path does not exist yet: write a file or make a folder there. Its name begins with a dot, holds the
+    number of this process and ends in ``.tmp`` and the suffix of the target. It is removed if the block fails.
+
+    Parameters
+    ----------
+    target
+        The file, or the folder that does not exist yet.
+    sync
+        Whether data must be on the disk before the name is: needed where a power cut must not leave an empty file.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp{target.suffix}")
+    _remove(scratch)
     try:
-        scratch.write_bytes(content)
-        os.replace(scratch, file)
+        yield scratch
+        if sync:
+            with scratch.open("rb") as file:
+                os.fsync(file.fileno())
+        os.replace(scratch, target)
     finally:
-        scratch.unlink(missing_ok=True)
+        _remove(scratch)
+
+
+def write_atomic(target: Path, content: bytes | str, *, sync: bool = False) -> None:
+    """Write ``content`` (text as UTF-8) to ``target``: afterwards it holds all of it or what it held before."""
+    data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
+    with atomic_path(target, sync=sync) as scratch:
+        scratch.write_bytes(data)
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir() and not path.is_symlink():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)

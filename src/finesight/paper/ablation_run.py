@@ -12,7 +12,7 @@ from typing import Any
 from finesight.data.sources import ImageSource
 from finesight.evaluation.evaluate import evaluate_poolings
 from finesight.features.encoder import Encoder
-from finesight.io.atomic import put
+from finesight.io.atomic import write_atomic
 from finesight.io.console import console
 from finesight.nn.pooling_config import AnyPooling
 from finesight.paper.ablation_figures import (
@@ -50,7 +50,7 @@ def run(study: Study) -> Records:
             if record is None:
                 console.rule(f"{study.name}: {training}, seed {seed}")
                 record = _found(study, training, seed, source) | {"date": time.strftime("%Y-%m-%d")} | made
-                put(study.record(training, seed), (json.dumps(record, indent=2) + "\n").encode())
+                write_atomic(study.record(training, seed), (json.dumps(record, indent=2) + "\n").encode())
             records[training, seed] = record
     return records
 
@@ -128,7 +128,7 @@ def _score_columns(study: Study, scores: Mapping[str, Any]) -> dict[str, float |
 def write(study: Study, records: Records, command: str) -> dict[str, Any]:
     """Tables and figures; called again with nothing new, they come out the same."""
     rows = result_rows(study, records)
-    put(study.out / "results.csv", _csv(rows))
+    write_atomic(study.out / "results.csv", _csv(rows))
     agreed = {key: "; ".join(dict.fromkeys(r[key] for r in records.values())) for key in ("machine", "commit", "date")}
     results = {
         "ablation": study.name,
@@ -143,10 +143,10 @@ def write(study: Study, records: Records, command: str) -> dict[str, Any]:
         **agreed,
         "rows": rows,
     }
-    put(study.out / "figure.png", ablation_figure(study, records, rows))
+    write_atomic(study.out / "figure.png", ablation_figure(study, records, rows))
     if KEEP_ALL in study.ablation.trainings:
         _write_projections(study, records)
-    put(study.out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
+    write_atomic(study.out / "results.json", (json.dumps(results, indent=2) + "\n").encode())
     return results
 
 
@@ -158,13 +158,13 @@ def _write_projections(study: Study, records: Records) -> None:
         order = sorted(range(len(variances)), key=lambda k: -variances[k])
         places = enumerate(order, start=1)
         rows += [{"seed": seed, "place": n, "projection": k, "variance": variances[k]} for n, k in places]
-    put(study.out / "variances.csv", _csv(rows))
+    write_atomic(study.out / "variances.csv", _csv(rows))
     first = study.seeds[0]
     if finished(study.run(KEEP_ALL, first)):
         encoder = Encoder.load(study.run(KEEP_ALL, first).root)
         title = f"Projections of highest and lowest variance, seed {first}\n{data_words(study)}"
         images = scored_images(encoder, study.source(), study.runtime)
-        put(
+        write_atomic(
             study.out / "projections.png",
             projections_figure(title, encoder, *images, records[KEEP_ALL, first]["variances"]),
         )

@@ -103,18 +103,18 @@ def birds(
 
 
 def _draw(folder: Path, profile: Profile, results: Results, job: Bench | None) -> None:
-    from finesight.io.atomic import put
+    from finesight.io.atomic import write_atomic
     from finesight.io.console import console
     from finesight.paper.bird_figures import attention_figure, k_figure
 
-    put(folder / f"{profile.name}-k.png", k_figure(profile, results))
+    write_atomic(folder / f"{profile.name}-k.png", k_figure(profile, results))
     if job is None:
         return
     picture = attention_figure(job)
     if picture is None:
         console.print(f"No picture of the attention: MoCo v2 and LCR are not both trained in {job.runs}.")
     else:
-        put(folder / f"{profile.name}-attention.png", picture)
+        write_atomic(folder / f"{profile.name}-attention.png", picture)
 
 
 def _print(files: ResultFiles, results: Results, *, as_json: bool) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from finesight.errors import FineSightError
-from finesight.io.atomic import put
+from finesight.io.atomic import write_atomic
 from finesight.paper.results import ResultFiles, Results
 from finesight.paper.table import CURVE, difference_rows, score_rows
 from finesight.paper.tables import TABLES, Found, cells, notes, table_rows
@@ -83,7 +83,7 @@ def update_page(page: Path, blocks: Mapping[str, str]) -> bool:
     """Rewrite these blocks of a page; False when they said the same already."""
     before, after = _updated(page, blocks)
     if after != before:
-        put(page, after.encode())
+        write_atomic(page, after.encode())
     return after != before
 
 

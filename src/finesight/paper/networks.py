@@ -17,7 +17,7 @@ import numpy as np
 from finesight.data.layouts.catalog import split_name
 from finesight.errors import FineSightError, Interrupted
 from finesight.features.encoder import Encoder
-from finesight.io.atomic import put
+from finesight.io.atomic import write_atomic
 from finesight.paper.machine import Usage, measured
 from finesight.paper.systems import UNTRAINED
 from finesight.report.train import train_and_report
@@ -113,7 +113,7 @@ def _train(run: RunFolder, config: TrainConfig, runtime: RuntimeConfig) -> None:
     if run.config_file.exists():  # a folder with our record alone would be no run's
         before = spent(run) or Usage()
         total = Usage(before.seconds + usage.seconds, max(before.peak_memory_mb, usage.peak_memory_mb))
-        put(_record(run), (json.dumps(vars(total)) + "\n").encode())
+        write_atomic(_record(run), (json.dumps(vars(total)) + "\n").encode())
     if stopped is not None:
         raise stopped
 

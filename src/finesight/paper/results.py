@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
 from finesight.evaluation.retrieval import RetrievalScores
-from finesight.io.atomic import put
+from finesight.io.atomic import write_atomic
 
 Results = dict[str, dict[int, dict[str, Any]]]  # system -> seed -> result
 
@@ -51,8 +51,8 @@ class ResultFiles:
         """Queries first: a result that is there is whole."""
         packed = io.BytesIO()
         np.savez_compressed(packed, hit1=queries.hit1, hit5=queries.hit5, ap=queries.ap.astype(np.float32))
-        put(self.queries(system, seed), packed.getvalue())
-        put(self.file(system, seed), (json.dumps(result, indent=2) + "\n").encode())
+        write_atomic(self.queries(system, seed), packed.getvalue())
+        write_atomic(self.file(system, seed), (json.dumps(result, indent=2) + "\n").encode())
 
     def read(self) -> Results:
         """Of every file in the folder."""
