@@ -10,7 +10,7 @@ faiss, milvus   an index of that kind is built of ``--rows`` vectors by the libr
 memory          the peak of memory that the writer of an index takes for a quarter of the rows and for all, and that
                 ``update_index`` takes for 300 and for 1,200 pictures. Pages of files that are mapped do not count: the
                 system takes them back when it likes.
-embedding       one picture through ``TorchEngine`` (its view to features and mask) and through the bare backbone, in
+embedding       one picture through ``TorchEmbedder`` (its view to features and mask) and through the bare backbone, in
                 turns, for the ratio of the medians.
 
 Vectors are of length 1 around random centers, with a spectrum that falls as that of features does: coordinate i has a
@@ -152,7 +152,7 @@ def update(folder: str, images: int) -> dict[str, Any]:
     import torch
     from PIL import Image
 
-    from finesight.features.embedder import TorchEngine
+    from finesight.features.embedder import TorchEmbedder
     from finesight.features.encoder import Encoder, EncoderConfig
     from finesight.nn.backbone_config import BackboneConfig
     from finesight.search.build import open_or_create, update_index
@@ -168,7 +168,7 @@ def update(folder: str, images: int) -> dict[str, Any]:
     for number in range(images):
         coarse = Image.fromarray(random.integers(0, 256, (12, 16, 3), dtype=np.uint8))
         coarse.resize((640, 480), Image.Resampling.BILINEAR).save(pictures / f"{number:05d}.jpg", quality=85)
-    engine = TorchEngine.load(run)
+    engine = TorchEmbedder.load(run)
     index = open_or_create(Path(folder) / "index", engine, run, pictures)
     before, peak = own_memory(), Peak()
     report = update_index(index, engine, pictures)
@@ -284,7 +284,7 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
     """An LCR encoder with its default pooling. Seconds of the clock and of the processor."""
     import torch
 
-    from finesight.features.embedder import TorchEngine
+    from finesight.features.embedder import TorchEmbedder
     from finesight.features.encoder import Encoder, EncoderConfig
     from finesight.features.types import View
     from finesight.nn.backbone_config import BackboneConfig
@@ -299,7 +299,7 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
         backbone=BackboneConfig(name="resnet50", weights="random"),
         rationale=READINGS["finesight"],
     )
-    engine = TorchEngine(Encoder.untrained(config).eval(), "0" * 32)
+    engine = TorchEmbedder(Encoder.untrained(config).eval(), "0" * 32)
     random = np.random.default_rng(0)
     clock: dict[str, list[float]] = {"engine": [], "backbone": []}
     processor: dict[str, list[float]] = {"engine": [], "backbone": []}
@@ -309,7 +309,7 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
         for name in sorted(clock, reverse=bool(number % 2)):
             began, spent = time.perf_counter(), time.process_time()
             if name == "engine":
-                engine.look([view])
+                engine.encode([view])
             else:
                 with torch.inference_mode():
                     engine.encoder.backbone(images)

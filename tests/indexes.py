@@ -98,11 +98,11 @@ def contents(index: Index) -> dict[str, tuple[object, ...]]:
 
 def update_slowly(where: str, run: str, folder: str) -> None:
     """For a process that is to be killed: three images at a time are committed."""
-    from finesight.features.embedder import TorchEngine
+    from finesight.features.embedder import TorchEmbedder
     from finesight.search import build
 
     build.BATCH = 3
-    engine = TorchEngine.load(run)
+    engine = TorchEmbedder.load(run)
     index = build.open_or_create(where, engine, run, folder)
     build.update_index(index, engine, folder, workers=2)
     index.close()

@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
-from finesight.features.embedder import TorchEngine
+from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.rationale.config import READINGS
@@ -63,7 +63,7 @@ def small_encoder(folder: Path, *, rationale: bool = True) -> Path:
 
 def indexed(run: Path, images: Path) -> Path:
     """``run`` with an index of ``images``, as ``finesight index`` leaves it."""
-    engine = TorchEngine.load(run)
+    engine = TorchEmbedder.load(run)
     index = open_or_create(str(run / "index"), engine, run, images)
     update_index(index, engine, images, workers=1)
     index.close()
@@ -77,7 +77,7 @@ def service_for(
     from finesight.search.engines import open_index
 
     opened = open_index(index)
-    service = Service(opened, TorchEngine.load(index.parent), limits, cache_dir=cache, job=job)
+    service = Service(opened, TorchEmbedder.load(index.parent), limits, cache_dir=cache, job=job)
     try:
         yield service
     finally:

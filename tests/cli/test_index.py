@@ -90,9 +90,9 @@ def test_what_goes_wrong_is_said(run: Path, folder: Path, tmp_path: Path) -> Non
 
 
 def test_an_empty_index(run: Path, tmp_path: Path) -> None:
-    from finesight.features.embedder import TorchEngine
+    from finesight.features.embedder import TorchEmbedder
 
-    build.open_or_create(run / "index", TorchEngine.load(run), run, tmp_path).close()
+    build.open_or_create(run / "index", TorchEmbedder.load(run), run, tmp_path).close()
     assert "is empty" in failed("search", run, tmp_path / "a.jpg")
 
 

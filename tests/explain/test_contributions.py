@@ -10,7 +10,7 @@ import torch
 
 from finesight.errors import FineSightError
 from finesight.explain.contributions import Seen, Similarity, decompose, similarity
-from finesight.features.embedder import TorchEngine
+from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Box
@@ -129,9 +129,9 @@ def test_the_score_is_the_cosine_of_the_encoders_features(encoder: Encoder, two:
 def test_it_is_the_score_of_a_search_also_by_a_box(
     encoder: Encoder, two: tuple[Path, Path], space: str, region: Box | None
 ) -> None:
-    engine = TorchEngine(encoder, "-")
+    engine = TorchEmbedder(encoder, "-")
     views = [picture_view(two[0], engine.resolution, region), picture_view(two[1], engine.resolution)]
-    query, hit = engine.look(views, [region, None])
+    query, hit = engine.encode(views, [region, None])
     for images in (views, two):
         found = similarity(encoder, *images, space, region)
         assert found.score == pytest.approx(float(query.features[space] @ hit.features[space]), abs=1e-5)

@@ -17,15 +17,15 @@ import pytest
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.export.onnx import Exported, describe
-from finesight.features.embedder import TorchEngine, spaces_of
-from finesight.features.onnx_embedder import OnnxEngine
+from finesight.features.embedder import TorchEmbedder, spaces_of
+from finesight.features.onnx_embedder import OnnxEmbedder
 from finesight.features.onnx_names import output_names, output_of
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Box
 from finesight.search.base import Index
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
-from finesight.search.open_embedder import open_engine, open_onnx_engine
+from finesight.search.open_embedder import open_embedder, open_onnx_embedder
 from finesight.search.searcher import Searcher
 from networks import small_encoder
 from processes import environment
@@ -54,7 +54,7 @@ app()
 def where(lcr: Path, exported: Exported, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """An index of the test birds with the exported file beside it."""
     folder = tmp_path_factory.mktemp("searched") / "index"
-    engine, source = TorchEngine.load(lcr), open_source(birds).split("test")
+    engine, source = TorchEmbedder.load(lcr), open_source(birds).split("test")
     with closing(open_or_create(folder, engine, lcr, source.root)) as index:
         update_index(index, engine, source)
     shutil.copy(exported.file, folder / "model.onnx")
@@ -69,12 +69,12 @@ def index(where: Path) -> Iterator[Index]:
 
 def test_it_sees_what_torch_sees(lcr: Path, exported: Exported, birds: Path) -> None:
     files = sorted(birds.glob("train/*/*.png"))[:4]
-    engines = TorchEngine.load(lcr), OnnxEngine(exported.file)
+    engines = TorchEmbedder.load(lcr), OnnxEmbedder(exported.file)
     said = [(engine.fingerprint, engine.spaces, engine.resolution) for engine in engines]
     assert said[0] == said[1]
     for regions in (None, [BOX] * 4, [None, BOX, None, (0.5, 0.5, 0.5, 0.5)]):
         views = [picture_view(file, 32, region) for file, region in zip(files, regions or [None] * 4, strict=True)]
-        for wanted, got in zip(*(engine.look(views, regions) for engine in engines), strict=True):
+        for wanted, got in zip(*(engine.encode(views, regions) for engine in engines), strict=True):
             assert wanted.features.keys() == got.features.keys()
             for space, vector in wanted.features.items():
                 assert vector.dtype == got.features[space].dtype == np.float32
@@ -96,7 +96,7 @@ def test_search_without_torch_finds_the_same(where: Path, birds: Path, options: 
     box = BOX if "--box" in options else None
     by = "average" if "--by" in options else None
     with closing(open_index(where)) as index:
-        wanted = Searcher(index, open_engine("torch", index)).by_picture(query, len(index), by=by, box=box).hits
+        wanted = Searcher(index, open_embedder("torch", index)).by_picture(query, len(index), by=by, box=box).hits
     scores = {str(hit.id): hit.score for hit in wanted}
     assert len(found["hits"]) == len({hit["id"] for hit in found["hits"]}) == 8
     for hit, best in zip(found["hits"], wanted, strict=False):  # images of the same score may change places
@@ -111,16 +111,16 @@ def test_the_block_does_block() -> None:
 
 
 def test_the_file_is_found_beside_the_index_or_given(index: Index, where: Path, exported: Exported) -> None:
-    assert open_onnx_engine(index).model == where / "model.onnx"
-    assert open_onnx_engine(index, exported.file).model == exported.file
-    assert open_onnx_engine(index, where).model == where / "model.onnx"
+    assert open_onnx_embedder(index).model == where / "model.onnx"
+    assert open_onnx_embedder(index, exported.file).model == exported.file
+    assert open_onnx_embedder(index, where).model == where / "model.onnx"
 
 
 def test_without_a_file_the_error_says_how_to_make_one(index: Index, where: Path) -> None:
     (where / "model.onnx").rename(where / "away.onnx")
     try:
         with pytest.raises(FineSightError, match=r"finesight export .*--model"):
-            open_onnx_engine(index)
+            open_onnx_embedder(index)
     finally:
         (where / "away.onnx").rename(where / "model.onnx")
 
@@ -131,16 +131,16 @@ def test_another_encoders_file_is_refused(index: Index, exported: Exported, tmp_
     other = tmp_path / "other.onnx"
     onnx.save(model, str(other))
     with pytest.raises(FineSightError, match="made by another encoder"):
-        open_engine("onnx", index, other)
+        open_embedder("onnx", index, other)
 
 
 def test_files_that_are_none_of_ours(exported: Exported, tmp_path: Path) -> None:
     with pytest.raises(FineSightError, match="no file"):
-        OnnxEngine(tmp_path / "nothing.onnx")
+        OnnxEmbedder(tmp_path / "nothing.onnx")
     broken = tmp_path / "broken.onnx"
     broken.write_bytes(exported.file.read_bytes()[:5000])
     with pytest.raises(FineSightError, match="cannot be run by onnxruntime"):
-        OnnxEngine(broken)
+        OnnxEmbedder(broken)
     model = onnx.load(str(exported.file))
     for text, words in (
         (None, "not made by"),
@@ -153,13 +153,13 @@ def test_files_that_are_none_of_ours(exported: Exported, tmp_path: Path) -> None
             onnx.helper.set_model_props(model, {"finesight": text})
         onnx.save(model, str(broken))
         with pytest.raises(FineSightError, match=words):
-            OnnxEngine(broken)
+            OnnxEmbedder(broken)
 
 
 def test_a_missing_runtime_is_named(exported: Exported, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "onnxruntime", None)
     with pytest.raises(FineSightError, match=r"'onnxruntime'.*pip install finesight\[export\]"):
-        OnnxEngine(exported.file)
+        OnnxEmbedder(exported.file)
 
 
 @pytest.mark.parametrize("pooling", ["average", "gem", "rationale-gem", "bilinear"])

@@ -13,12 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finesight.errors import FineSightError
-from finesight.features.embedder import TorchEngine, fingerprint, spaces_of, unit
+from finesight.features.embedder import TorchEmbedder, fingerprint, spaces_of, unit
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import WHOLE, picture_view
 from finesight.nn.pooling import narrowed
 from finesight.nn.pooling_config import POOLINGS
-from finesight.search.open_embedder import open_engine
+from finesight.search.open_embedder import open_embedder
 from indexes import empty_index, small_encoder
 from reference.nearest import cover
 from reference.pooling import bilinear, pooled
@@ -30,8 +30,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(run: Path) -> TorchEngine:
-    return TorchEngine.load(run)
+def engine(run: Path) -> TorchEmbedder:
+    return TorchEmbedder.load(run)
 
 
 @pytest.fixture
@@ -40,19 +40,19 @@ def files(picture: Callable[..., Path]) -> list[Path]:
     return [picture(f"{n}.png", size, n) for n, size in enumerate(sizes)]
 
 
-def test_the_encoders_own_features(engine: TorchEngine, files: list[Path]) -> None:
-    looks = engine.look([picture_view(file, 32) for file in files])
+def test_the_encoders_own_features(engine: TorchEmbedder, files: list[Path]) -> None:
+    embeddings = engine.encode([picture_view(file, 32) for file in files])
     assert engine.spaces == ("rationale-gem", "average")
     for space in ("rationale-gem", "average"):
         raw = engine.encoder.embed(files, space).numpy()
-        for look, row in zip(looks, raw, strict=True):
-            assert np.array_equal(look.features[space], unit(row))
-            np.testing.assert_allclose(look.features[space], row / np.linalg.norm(row), atol=1e-6)
-            assert np.linalg.norm(look.features[space]) == pytest.approx(1, abs=1e-6)
-    assert np.array_equal(np.stack([look.mask for look in looks]), engine.encoder.attend(files).numpy())
-    alone = engine.look([picture_view(files[2], 32)])[0]
-    assert all(np.array_equal(alone.features[space], looks[2].features[space]) for space in engine.spaces)
-    assert not np.array_equal(looks[0].features["average"], looks[1].features["average"])
+        for embedding, row in zip(embeddings, raw, strict=True):
+            assert np.array_equal(embedding.features[space], unit(row))
+            np.testing.assert_allclose(embedding.features[space], row / np.linalg.norm(row), atol=1e-6)
+            assert np.linalg.norm(embedding.features[space]) == pytest.approx(1, abs=1e-6)
+    assert np.array_equal(np.stack([embedding.mask for embedding in embeddings]), engine.encoder.attend(files).numpy())
+    alone = engine.encode([picture_view(files[2], 32)])[0]
+    assert all(np.array_equal(alone.features[space], embeddings[2].features[space]) for space in engine.spaces)
+    assert not np.array_equal(embeddings[0].features["average"], embeddings[1].features["average"])
 
 
 def test_masks_that_depend_on_their_batch_do_not(tmp_path: Path, files: list[Path]) -> None:
@@ -61,10 +61,10 @@ def test_masks_that_depend_on_their_batch_do_not(tmp_path: Path, files: list[Pat
     config = json.loads((run / "encoder/encoder.json").read_text())
     config["rationale"]["mask_range"] = "batch"
     (run / "encoder/encoder.json").write_text(json.dumps(config))
-    engine = TorchEngine.load(run)
+    engine = TorchEmbedder.load(run)
     views = [picture_view(file, 32) for file in files]
-    for view, look in zip(views, engine.look(views), strict=True):
-        assert np.array_equal(engine.look([view])[0].features["rationale-gem"], look.features["rationale-gem"])
+    for view, embedding in zip(views, engine.encode(views), strict=True):
+        assert np.array_equal(engine.encode([view])[0].features["rationale-gem"], embedding.features["rationale-gem"])
 
 
 def test_which_features_an_index_keeps() -> None:
@@ -78,7 +78,7 @@ def test_which_features_an_index_keeps() -> None:
 
 
 @pytest.mark.parametrize("pooling", POOLINGS)
-def test_a_region_weighs_each_cell_by_its_share(engine: TorchEngine, files: list[Path], pooling: str) -> None:
+def test_a_region_weighs_each_cell_by_its_share(engine: TorchEmbedder, files: list[Path], pooling: str) -> None:
     encoder = engine.encoder
     views = encoder.prepare(files)
     regions = torch.zeros(len(files), 32, 32)
@@ -110,17 +110,17 @@ def test_a_mask_that_sees_nothing_in_the_region() -> None:
     assert torch.equal(narrowed(None, region), region)
 
 
-def test_regions_of_a_batch_are_each_its_own(engine: TorchEngine, files: list[Path]) -> None:
+def test_regions_of_a_batch_are_each_its_own(engine: TorchEmbedder, files: list[Path]) -> None:
     box = (0.2, 0.3, 0.4, 0.3)
     views = [picture_view(file, 32, box) for file in files]
-    looks = engine.look(views, [box, None, box, None])
-    plain = engine.look(views)
-    for n, (look, other) in enumerate(zip(looks, plain, strict=True)):
+    embeddings = engine.encode(views, [box, None, box, None])
+    plain = engine.encode(views)
+    for n, (embedding, other) in enumerate(zip(embeddings, plain, strict=True)):
         for space in engine.spaces:
-            assert np.array_equal(look.features[space], other.features[space]) == (n % 2 == 1)
-    assert np.array_equal(engine.look(views[:1], [box])[0].features["average"], looks[0].features["average"])
+            assert np.array_equal(embedding.features[space], other.features[space]) == (n % 2 == 1)
+    assert np.array_equal(engine.encode(views[:1], [box])[0].features["average"], embeddings[0].features["average"])
     with pytest.raises(ValueError, match="regions"):
-        engine.look(views, [box])
+        engine.encode(views, [box])
     with pytest.raises(ValueError, match="regions"):
         engine.encoder.encode(engine.encoder.prepare(files), ("average",), regions=torch.ones(1, 32, 32))
 
@@ -151,9 +151,9 @@ def test_a_fingerprint_is_of_content(run: Path, tmp_path: Path) -> None:
 def test_another_encoder_is_refused(run: Path, tmp_path: Path) -> None:
     index = empty_index(tmp_path / "index")
     with pytest.raises(FineSightError, match="made by another encoder"):
-        open_engine("torch", index, run)
+        open_embedder("torch", index, run)
     with pytest.raises(FineSightError, match=r"no engine 'tensorflow'.*torch, onnx"):
-        open_engine("tensorflow", index)
+        open_embedder("tensorflow", index)
 
 
 def test_search_needs_no_torch() -> None:

@@ -15,8 +15,8 @@ import pytest
 from PIL import Image
 
 from finesight.errors import FineSightError
-from finesight.features.embedder import TorchEngine
-from finesight.features.types import Box, Look, View
+from finesight.features.embedder import TorchEmbedder
+from finesight.features.types import Box, Embedding, View
 from finesight.search import build
 from finesight.search import image_files as files
 from finesight.search.build import open_or_create, read_view, update_index
@@ -27,14 +27,14 @@ from indexes import contents, small_encoder, update_slowly
 from processes import start_server
 
 
-class Counting(TorchEngine):
+class Counting(TorchEmbedder):
     """Remembers how many views it was shown."""
 
     seen = 0
 
-    def look(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Look]:
+    def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
         self.seen += len(views)
-        return super().look(views, regions)
+        return super().encode(views, regions)
 
 
 @pytest.fixture(scope="module")
@@ -80,8 +80,11 @@ def test_only_what_changed_is_embedded(index: FaissIndex, engine: Counting, fold
         status = (folder / path).stat()
         assert (size, mtime_ns, width) == (status.st_size, status.st_mtime_ns, 40)
         assert number == path_id(path) < 2**52
-        (look,) = engine.look([read_view(folder / path, 32)[0]])
-        assert (own, average) == (look.features["rationale-gem"].tobytes(), look.features["average"].tobytes())
+        (embedding,) = engine.encode([read_view(folder / path, 32)[0]])
+        assert (own, average) == (
+            embedding.features["rationale-gem"].tobytes(),
+            embedding.features["average"].tobytes(),
+        )
 
     engine.seen = 0
     assert counts(update_index(index, engine, folder)) == (0, 0, 0, 24, 2)
@@ -222,7 +225,7 @@ def test_colliding_images_are_both_kept(
 def test_another_encoder_and_another_folder_are_refused(
     index: FaissIndex, engine: Counting, folder: Path, tmp_path: Path
 ) -> None:
-    other = TorchEngine.load(small_encoder(tmp_path / "other", seed=5))
+    other = TorchEmbedder.load(small_encoder(tmp_path / "other", seed=5))
     with pytest.raises(FineSightError, match="made by another encoder"):
         update_index(index, other, folder)
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))

@@ -16,12 +16,12 @@ import numpy as np
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.features.embedder import TorchEngine, fingerprint
+from finesight.features.embedder import TorchEmbedder, fingerprint
 from finesight.search.base import Index, NewItems
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import create_index, index_exists, open_index
 from finesight.search.image_files import path_id
-from finesight.search.open_embedder import open_engine
+from finesight.search.open_embedder import open_embedder
 from finesight.search.searcher import Searcher
 from indexes import DIMENSION, SPACES, batch, contents, empty_index, filled_index, item, meta, small_encoder, units
 from processes import start_server
@@ -207,7 +207,7 @@ def drawings(folder: Path, count: int) -> Path:
 
 
 def built(where: Path, run: Path, images: Path) -> Index:
-    engine = TorchEngine.load(run)
+    engine = TorchEmbedder.load(run)
     index = open_or_create(str(where), engine, run, images)
     update_index(index, engine, images, workers=1)
     return index
@@ -222,7 +222,7 @@ def test_updates_and_searches_like_the_folder_index(tmp_path: Path, run: Path) -
     files[0].write_bytes(files[1].read_bytes())
     files[2].unlink()
     (images / "new.png").write_bytes(files[3].read_bytes())
-    engine = TorchEngine.load(run)
+    engine = TorchEmbedder.load(run)
     pair = [open_index(where) for where in places]
     for index in pair:
         report = update_index(index, engine, images, workers=1)
@@ -234,7 +234,7 @@ def test_updates_and_searches_like_the_folder_index(tmp_path: Path, run: Path) -
         one, two = (Searcher(index, engine).by_picture(files[4], 5, **options).hits for index in pair)
         assert [hit.path for hit in one] == [hit.path for hit in two]
         np.testing.assert_allclose([hit.score for hit in one], [hit.score for hit in two], atol=1e-5)
-    assert open_engine("torch", pair[0]).fingerprint == engine.fingerprint
+    assert open_embedder("torch", pair[0]).fingerprint == engine.fingerprint
     for index in pair:
         index.close()
 
@@ -246,9 +246,9 @@ def test_the_encoder_that_made_it_is_asked_for(tmp_path: Path, run: Path) -> Non
     index = built(tmp_path / "gallery.db", mine, images)
     assert index.encoder_folder() == mine / "encoder"
     with pytest.raises(FineSightError, match="another encoder"):
-        update_index(index, TorchEngine.load(other), images)
+        update_index(index, TorchEmbedder.load(other), images)
     with pytest.raises(FineSightError, match="another encoder"):
-        Searcher(index, TorchEngine.load(other))
+        Searcher(index, TorchEmbedder.load(other))
     small_encoder(mine, seed=1)  # trained on since
     with pytest.raises(FineSightError, match=r"not the one that made the index any more.*--run RUN"):
         index.encoder_folder()
@@ -256,7 +256,7 @@ def test_the_encoder_that_made_it_is_asked_for(tmp_path: Path, run: Path) -> Non
     with pytest.raises(FineSightError, match=r"not there.*--run RUN"):
         index.encoder_folder()
     assert fingerprint(run) == index.meta.fingerprint
-    assert open_engine("torch", index, run).fingerprint == index.meta.fingerprint  # a copy of it
+    assert open_embedder("torch", index, run).fingerprint == index.meta.fingerprint  # a copy of it
     index.close()
 
 

@@ -12,7 +12,7 @@ from PIL import Image
 
 import finesight
 from finesight.errors import FineSightError
-from finesight.features.embedder import TorchEngine, unit
+from finesight.features.embedder import TorchEmbedder, unit
 from finesight.search.build import open_or_create, update_index
 from finesight.search.searcher import Searcher, UnusablePicture, varied
 from indexes import SPACES, empty_index, filled_index, small_encoder, units
@@ -26,7 +26,7 @@ CUB = Path(__file__).resolve().parents[3] / "shared" / "data" / "CUB_200_2011"
 def made(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A run with an index of the drawn birds. Not to be written to."""
     run = small_encoder(tmp_path_factory.mktemp("run"))
-    engine = TorchEngine.load(run)
+    engine = TorchEmbedder.load(run)
     index = open_or_create(run / "index", engine, run, birds)
     update_index(index, engine, birds)
     index.close()
@@ -44,10 +44,10 @@ def files(birds: Path) -> list[Path]:
 
 
 def test_by_picture_is_brute_force(searcher: Searcher, files: list[Path]) -> None:
-    assert isinstance(searcher.engine, TorchEngine)
+    assert isinstance(searcher.embedder, TorchEmbedder)
     paths = [str(file.relative_to(searcher.index.meta.root)) for file in files]
     for by, space in ((None, "rationale-gem"), ("rationale", "rationale-gem"), ("average", "average")):
-        features = searcher.engine.encoder.embed(files, space).numpy().astype(np.float64)
+        features = searcher.embedder.encoder.embed(files, space).numpy().astype(np.float64)
         answer = searcher.by_picture(files[5], 7, by=by)
         scores, names = nearest(features[5], features, list(range(len(files))), 7)
         assert answer.space == space
@@ -55,8 +55,8 @@ def test_by_picture_is_brute_force(searcher: Searcher, files: list[Path]) -> Non
         np.testing.assert_allclose([hit.score for hit in answer.hits], scores, atol=1e-5)
         assert (answer.hits[0].path, answer.hits[0].score) == (paths[5], pytest.approx(1))
     assert answer.view is not None
-    assert answer.look is not None
-    assert answer.look.mask.shape == (4, 4)
+    assert answer.embedding is not None
+    assert answer.embedding.mask.shape == (4, 4)
     assert answer.embed_ms > 0
 
 
@@ -66,7 +66,7 @@ def test_however_the_picture_is_given(searcher: Searcher, files: list[Path]) -> 
     assert searcher.by_picture(io.BytesIO(files[3].read_bytes())).hits == expected
     with Image.open(files[3]) as picture:
         assert searcher.by_picture(picture).hits == expected
-    longer = searcher.by_vector(100 * searcher.engine.encoder.embed(files[3])[0].numpy()).hits
+    longer = searcher.by_vector(100 * searcher.embedder.encoder.embed(files[3])[0].numpy()).hits
     assert [hit.id for hit in longer] == [hit.id for hit in expected]
 
 
@@ -87,11 +87,11 @@ def test_more_like_an_item_leaves_it_out(searcher: Searcher, files: list[Path]) 
 def test_a_part_is_not_the_whole(searcher: Searcher, files: list[Path]) -> None:
     whole = searcher.by_picture(files[0])
     part = searcher.by_picture(files[0], box=(0.0, 0.0, 0.3, 0.3))
-    assert whole.look is not None
-    assert part.look is not None
+    assert whole.embedding is not None
+    assert part.embedding is not None
     assert part.view is not None
     assert part.view.box[:2] == (0, 0)
-    assert not np.allclose(whole.look.features["average"], part.look.features["average"], atol=1e-3)
+    assert not np.allclose(whole.embedding.features["average"], part.embedding.features["average"], atol=1e-3)
     assert [hit.score for hit in part.hits] != [hit.score for hit in whole.hits]
 
 
@@ -136,10 +136,10 @@ def test_what_is_refused(searcher: Searcher, files: list[Path], tmp_path: Path) 
     for bad in (tmp_path / "words.jpg", tmp_path / "missing.jpg", io.BytesIO(b"")):
         with pytest.raises(UnusablePicture, match="cannot be used"):
             searcher.by_picture(bad)
-    with pytest.raises(FineSightError, match="no engine"):
+    with pytest.raises(FineSightError, match="no embedder"):
         Searcher(searcher.index).by_picture(files[0])
     with pytest.raises(FineSightError, match="made by another encoder"):
-        Searcher(empty_index(tmp_path / "index"), searcher.engine)
+        Searcher(empty_index(tmp_path / "index"), searcher.embedder)
 
 
 def test_an_index_without_a_rationale(tmp_path: Path) -> None:
@@ -165,7 +165,7 @@ def test_real_birds(tmp_path: Path) -> None:
     for file in chosen:
         shutil.copy(file, photos / file.name)
     run = small_encoder(tmp_path / "run")
-    engine = TorchEngine.load(run)
+    engine = TorchEmbedder.load(run)
     index = open_or_create(run / "index", engine, run, photos)
     assert update_index(index, engine, photos).added == len(chosen)
     searcher = Searcher(index, engine)

@@ -13,7 +13,7 @@ import pytest
 from browsing import CSV_NAME, HTML_NAME, ITEMS, PAINTED, Tab, opened, page_of, pixels
 from playwright.sync_api import Browser, Page, expect
 
-from finesight.features.embedder import TorchEngine
+from finesight.features.embedder import TorchEmbedder
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
 from finesight.server.jobs import Job
@@ -253,7 +253,7 @@ def test_without_a_rationale(browser: Browser, page_birds: Path, tmp_path: Path)
 
 def test_progress_and_a_server_that_ends(browser: Browser, page_birds: Path, tmp_path: Path) -> None:
     run = small_encoder(tmp_path / "run")
-    engine, gate = TorchEngine.load(run), threading.Event()
+    engine, gate = TorchEmbedder.load(run), threading.Event()
     open_or_create(str(run / "index"), engine, run, page_birds).close()
 
     def work(job: Job) -> None:

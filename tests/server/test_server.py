@@ -71,7 +71,7 @@ def test_health(web: TestClient, place: tuple[Path, Path], service: Service) -> 
         "method": "lcr",
         "resolution": 32,
         "pooling": "rationale-gem",
-        "fingerprint": service.engine.fingerprint,
+        "fingerprint": service.embedder.fingerprint,
     }
     assert health["index"]["kind"] == "exact"
     assert health["progress"] is None
@@ -160,7 +160,7 @@ def test_search_by_a_part(web: TestClient, ids: dict[str, str], service: Service
     text = ",".join(map(str, box))
     path = "more/bird 7.png"  # 68 × 40: the box is not in the middle square
     view = picture_view(place[1] / path, 32, box)
-    vector = service.engine.look([view], [box])[0].features["average"]
+    vector = service.embedder.encode([view], [box])[0].features["average"]
     expected = ranking(Encoder.load(place[0].parent), vector, place[1], list(ids), "average")
     by_item = web.get("/api/search", params={"query": ids[path], "box": text, "by": "average"}).json()
     assert [hit["path"] for hit in by_item["hits"]] == [one for one, _ in expected if one != path]
@@ -369,14 +369,14 @@ def test_clusters(web: TestClient, ids: dict[str, str], params: dict[str, object
 
 
 def test_an_empty_index_that_fills(tmp_path: Path) -> None:
-    from finesight.features.embedder import TorchEngine
+    from finesight.features.embedder import TorchEmbedder
     from finesight.search.build import open_or_create
     from finesight.server.serve import update_job
 
     images, run = tmp_path / "images", small_encoder(tmp_path / "run")
     images.mkdir()
     (images / "a.png").write_bytes(drawn())
-    engine = TorchEngine.load(run)
+    engine = TorchEmbedder.load(run)
     open_or_create(str(run / "index"), engine, run, images).close()
     job = update_job(str(run / "index"), engine, images, run, workers=1, progress=False)
     with service_for(run / "index", cache=tmp_path / "cache", job=job) as service:
@@ -400,10 +400,10 @@ def test_an_empty_index_that_fills(tmp_path: Path) -> None:
 
 
 def test_a_job_that_fails_is_told(place: tuple[Path, Path], tmp_path: Path) -> None:
-    from finesight.features.embedder import TorchEngine
+    from finesight.features.embedder import TorchEmbedder
     from finesight.server.serve import update_job
 
-    engine = TorchEngine.load(place[0].parent)
+    engine = TorchEmbedder.load(place[0].parent)
     job = update_job(str(place[0]), engine, tmp_path / "nowhere", place[0].parent, progress=False)
     job.start()
     with service_for(place[0], job=job) as service:

@@ -34,20 +34,20 @@ def index(
 ) -> None:
     """Make an index of a folder, or bring it up to date: only new and changed images are embedded."""
     from finesight.data.sources import open_source
-    from finesight.features.embedder import TorchEngine
+    from finesight.features.embedder import TorchEmbedder
     from finesight.io.console import console
     from finesight.io.progress import phase_bar
     from finesight.search.build import PHASES, open_or_create, skipped_file, update_index
 
     where = str(run / "index") if index is None else index
-    engine = TorchEngine.load(run)
+    embedder = TorchEmbedder.load(run)
     source = open_source(folder)
-    with closing(open_or_create(where, engine, run, source.root)) as store, _stoppable() as stop:
+    with closing(open_or_create(where, embedder, run, source.root)) as store, _stoppable() as stop:
         with phase_bar(PHASES, not quiet) as tell:
             report = _finished(
                 lambda: update_index(
                     store,
-                    engine,
+                    embedder,
                     source,
                     workers=workers,
                     callback=tell,

@@ -42,7 +42,7 @@ def search(
     """Find the images of an index that look most like a picture."""
     from finesight.features.preprocess import parsed_box
     from finesight.search.engines import open_index
-    from finesight.search.open_embedder import open_engine
+    from finesight.search.open_embedder import open_embedder
     from finesight.search.searcher import Searcher
 
     if model is not None and engine != EngineName.onnx:
@@ -53,7 +53,7 @@ def search(
     with closing(open_index(where)) as index:
         if not len(index):
             raise FineSightError(f"The index {where} is empty: add images with `finesight index`.")
-        searcher = Searcher(index, open_engine(str(engine), index, model or run))
+        searcher = Searcher(index, open_embedder(str(engine), index, model or run))
         answers = [
             (query, searcher.by_picture(query, k, by=by, box=part, diversity=diversity, min_score=min_score))
             for query in queries

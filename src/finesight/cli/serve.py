@@ -49,7 +49,7 @@ def serve(
 ) -> None:
     """Search an index in the browser: a page, and an API that /docs describes."""
     from finesight.search.engines import open_index
-    from finesight.search.open_embedder import open_engine
+    from finesight.search.open_embedder import open_embedder
     from finesight.server.listen import bind
     from finesight.server.serve import Place, run_server, update_job
 
@@ -57,7 +57,7 @@ def serve(
     bind(host, port).close()  # before the slow part
     with stoppable():
         index = open_index(where)
-        seeing = open_engine(str(engine), index, run)
+        seeing = open_embedder(str(engine), index, run)
         job = None
         if update is not None:
             job = update_job(where, seeing, update, Path(index.meta.run), progress=not quiet)

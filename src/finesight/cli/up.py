@@ -147,12 +147,12 @@ def _serve(
 ) -> None:
     """At once: what is indexed already can be searched while the rest is added."""
     from finesight.data.sources import open_source
-    from finesight.features.embedder import TorchEngine
+    from finesight.features.embedder import TorchEmbedder
     from finesight.search.build import open_or_create
     from finesight.server.serve import run_server, update_job
 
-    engine = TorchEngine.load(run)
+    embedder = TorchEmbedder.load(run)
     where = str(run / "index")
-    index = open_or_create(where, engine, run, open_source(folder).root)
-    job = update_job(where, engine, folder, run, workers=workers, progress=progress)
-    run_server(index, engine, place, limits, job=job, cache_dir=cache_dir)
+    index = open_or_create(where, embedder, run, open_source(folder).root)
+    job = update_job(where, embedder, folder, run, workers=workers, progress=progress)
+    run_server(index, embedder, place, limits, job=job, cache_dir=cache_dir)

@@ -12,7 +12,7 @@ import numpy as np
 
 from finesight.errors import FineSightError
 from finesight.features.preprocess import region_share
-from finesight.features.types import Box, Floats, Look, View
+from finesight.features.types import Box, Embedding, Floats, View
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -59,8 +59,8 @@ def unit(features: Floats) -> Floats:
     return scaled
 
 
-class TorchEngine:
-    """An encoder as an engine. On the CPU one image at a time: a feature is its image's own, bit for bit."""
+class TorchEmbedder:
+    """An encoder as an embedder. On the CPU one image at a time: a feature is its image's own, bit for bit."""
 
     def __init__(self, encoder: Encoder, fingerprint: str) -> None:
         self.encoder = encoder
@@ -76,15 +76,17 @@ class TorchEngine:
         encoder = Encoder.load(run)  # first: it explains what is missing
         return cls(encoder, fingerprint(run))
 
-    def look(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Look]:
+    def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
         """Views of the batch that have a region are pooled over it; the others as always."""
         regions = regions if regions is not None else [None] * len(views)
         if len(regions) != len(views):
             raise ValueError(f"{len(views)} views but {len(regions)} regions")
-        looks: dict[int, Look] = {}
+        embeddings: dict[int, Embedding] = {}
         for chosen in self._together(regions):
-            looks |= zip(chosen, self._looks([views[i] for i in chosen], [regions[i] for i in chosen]), strict=True)
-        return [looks[i] for i in range(len(views))]
+            embeddings |= zip(
+                chosen, self._embeddings([views[i] for i in chosen], [regions[i] for i in chosen]), strict=True
+            )
+        return [embeddings[i] for i in range(len(views))]
 
     def _together(self, regions: Sequence[Box | None]) -> list[list[int]]:
         """What may go through the network in one batch: on a GPU all, unless masks depend on their batch."""
@@ -95,12 +97,12 @@ class TorchEngine:
         groups = [i for i in places if regions[i] is None], [i for i in places if regions[i] is not None]
         return [group for group in groups if group]
 
-    def _looks(self, views: Sequence[View], regions: Sequence[Box | None]) -> list[Look]:
+    def _embeddings(self, views: Sequence[View], regions: Sequence[Box | None]) -> list[Embedding]:
         shares = [region_share(view, box) for view, box in zip(views, regions, strict=True) if box is not None]
         encoded = self.encoder.encode(self._tensor(views), self.spaces, regions=_stacked(shares))
         features = {name: unit(values.numpy()) for name, values in encoded.features.items()}
         masks = encoded.attention.numpy()
-        return [Look({name: values[i] for name, values in features.items()}, masks[i]) for i in range(len(views))]
+        return [Embedding({name: values[i] for name, values in features.items()}, masks[i]) for i in range(len(views))]
 
     def _tensor(self, views: Sequence[View]) -> Tensor:
         """(N, 3, R, R), normalized as the encoder does it."""

@@ -11,11 +11,11 @@ from finesight.features.embedder import spaces_of, unit
 from finesight.features.onnx_names import ATTENTION, IMAGES, REGION, output_of
 from finesight.features.onnx_runtime import description, session
 from finesight.features.preprocess import region_share
-from finesight.features.types import Box, Look, View
+from finesight.features.types import Box, Embedding, View
 
 
-class OnnxEngine:
-    """A file of ``finesight export`` as an engine. One image at a time: a feature does not depend on its batch."""
+class OnnxEmbedder:
+    """A file of ``finesight export`` as an embedder. One image at a time: a feature does not depend on its batch."""
 
     def __init__(self, model: str | Path, threads: int | None = None) -> None:
         self.model = Path(model)
@@ -31,14 +31,14 @@ class OnnxEngine:
         self.spaces = spaces_of(pooling)
         self._outputs = [*(output_of(space, pooling) for space in self.spaces), ATTENTION]
 
-    def look(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Look]:
+    def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
         """Views that have a region are pooled over it; the others as always."""
         regions = regions if regions is not None else [None] * len(views)
-        return [self._look(view, region) for view, region in zip(views, regions, strict=True)]
+        return [self._encode(view, region) for view, region in zip(views, regions, strict=True)]
 
-    def _look(self, view: View, region: Box | None) -> Look:
+    def _encode(self, view: View, region: Box | None) -> Embedding:
         given: dict[str, Any] = {IMAGES: view.pixels[None]}
         if region is not None:
             given[REGION] = region_share(view, region)[None]
         *features, mask = self._session.run(self._outputs, given)  # (1, D) each, (1, H, W)
-        return Look({space: unit(one[0]) for space, one in zip(self.spaces, features, strict=True)}, mask[0])
+        return Embedding({space: unit(one[0]) for space, one in zip(self.spaces, features, strict=True)}, mask[0])

@@ -24,20 +24,20 @@ class View:
 
 
 @dataclass(frozen=True)
-class Look:
-    """What an engine makes of one view."""
+class Embedding:
+    """What an embedder makes of one view."""
 
     features: dict[str, Floats]  # space -> (D,) of length 1
     mask: Floats  # (H, W) in [0, 1]
 
 
-class Engine(Protocol):
+class Embedder(Protocol):
     """Turns views into features: by torch, or by onnxruntime where there is no torch."""
 
     fingerprint: str
     spaces: tuple[str, ...]
     resolution: int
 
-    def look(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Look]:
+    def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
         """``regions`` narrow the pooling to a part of the picture: shares of the picture, as ``View.box``."""
         ...

@@ -19,9 +19,9 @@ import numpy as np
 from finesight.data.decode import UnreachableFile, os_reason
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
-from finesight.features.embedder import TorchEngine, encoder_home
+from finesight.features.embedder import TorchEmbedder, encoder_home
 from finesight.features.preprocess import picture_view
-from finesight.features.types import Engine, Floats, View
+from finesight.features.types import Embedder, Floats, View
 from finesight.io.progress import PhaseProgress
 from finesight.search.base import Index, IndexMeta, Item, NewItems
 from finesight.search.engines import create_index, index_exists, open_index
@@ -65,7 +65,7 @@ class _Plan:
 
 def update_index(
     index: Index,
-    engine: Engine,
+    embedder: Embedder,
     folder: str | Path | ImageSource,
     *,
     workers: int | None = None,
@@ -78,7 +78,7 @@ def update_index(
     ``stop`` is asked after every image; once it says so, what is done is committed and ``Report.stopped`` is set.
     """
     tell = callback or (lambda phase, done, total: None)
-    require_same(index, engine, "the one given now")
+    require_same(index, embedder, "the one given now")
     source = folder if isinstance(folder, ImageSource) else open_source(folder)
     require_root(index, source.root)
     tell("listing", 0, len(source))
@@ -92,7 +92,7 @@ def update_index(
         report.removed = len(plan.gone)
     gone = set(plan.gone)
     ids = ids_of((found.path for found in plan.todo), {path: i for path, i in there.items() if path not in gone})
-    _embed(index, engine, Path(source.root), plan.todo, ids, there, report, workers or _cores(), tell, stop)
+    _embed(index, embedder, Path(source.root), plan.todo, ids, there, report, workers or _cores(), tell, stop)
     if skipped_file is not None:
         from finesight.data.cache import write_skipped
 
@@ -126,7 +126,7 @@ def _plan(source: ImageSource, stamps: dict[str, tuple[int, int]]) -> _Plan:
 
 def _embed(
     index: Index,
-    engine: Engine,
+    embedder: Embedder,
     root: Path,
     todo: list[Found],
     ids: dict[str, int],
@@ -136,18 +136,18 @@ def _embed(
     tell: PhaseProgress,
     stop: Callable[[], bool] | None,
 ) -> None:
-    batch = _Batch(index, engine.spaces, before, report)
+    batch = _Batch(index, embedder.spaces, before, report)
     with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
         warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the skip reasons
         tell("embedding", 0, len(todo))
-        for done, (found, seen) in enumerate(_seen(pool, root, todo, engine.resolution, 4 * workers), 1):
+        for done, (found, seen) in enumerate(_seen(pool, root, todo, embedder.resolution, 4 * workers), 1):
             if isinstance(seen, SkipImage):
                 batch.skip(found.path, seen)
             else:
                 view, stamp = seen
-                look = engine.look([view])[0]
-                item = Item(ids[found.path], found.path, *stamp, view.width, view.height, look.mask)
-                batch.put(item, look.features)
+                embedding = embedder.encode([view])[0]
+                item = Item(ids[found.path], found.path, *stamp, view.width, view.height, embedding.mask)
+                batch.put(item, embedding.features)
             if stop is not None and done < len(todo) and stop():
                 report.stopped = True
                 pool.shutdown(wait=False, cancel_futures=True)
@@ -264,17 +264,17 @@ def _cores() -> int:
 # --- where it is ------------------------------------------------------------------------------------------------------
 
 
-def open_or_create(where: str | Path, engine: TorchEngine, run: str | Path, root: str | Path) -> Index:
+def open_or_create(where: str | Path, embedder: TorchEmbedder, run: str | Path, root: str | Path) -> Index:
     """The index in ``where``, made if it is not there yet, with a copy of the encoder of ``run``."""
     if index_exists(where):
         return open_index(where)
     home = encoder_home(run)
     meta = IndexMeta(
-        fingerprint=engine.fingerprint,
-        method=engine.encoder.config.method,
-        resolution=engine.resolution,
-        spaces=engine.spaces,
-        dimension=engine.encoder.channels,
+        fingerprint=embedder.fingerprint,
+        method=embedder.encoder.config.method,
+        resolution=embedder.resolution,
+        spaces=embedder.spaces,
+        dimension=embedder.encoder.channels,
         root=os.path.abspath(root),
         run=os.path.abspath(run),
     )

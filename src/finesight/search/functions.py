@@ -8,14 +8,14 @@ from finesight.features.preprocess import Picture
 from finesight.features.types import Box
 from finesight.search.base import Hit
 from finesight.search.engines import open_index as find_index
-from finesight.search.open_embedder import open_engine
+from finesight.search.open_embedder import open_embedder
 from finesight.search.searcher import Searcher
 
 
 def open_index(where: str | Path, engine: str = "torch") -> Searcher:
     """An index ready to be searched: a folder, a run that has one, ``milvus://host:port/collection`` or ``FILE.db``."""
     index = find_index(where)
-    return Searcher(index, open_engine(engine, index))
+    return Searcher(index, open_embedder(engine, index))
 
 
 def search_images(

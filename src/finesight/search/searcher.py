@@ -12,7 +12,7 @@ import numpy as np
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.embedder import unit
 from finesight.features.preprocess import Picture, checked_box, picture_view
-from finesight.features.types import Box, Engine, Floats, Look, View
+from finesight.features.types import Box, Embedder, Embedding, Floats, View
 from finesight.search.base import Hit, Ids, Index
 from finesight.search.image_files import item_file
 from finesight.search.open_embedder import require_same
@@ -32,23 +32,23 @@ class Answer:
     space: str
     hits: tuple[Hit, ...]
     view: View | None = None
-    look: Look | None = None
+    embedding: Embedding | None = None
     embed_ms: float = 0.0
     search_ms: float = 0.0
 
 
 class Searcher:
-    """An index and the engine that sees queries as the index's images were seen. Threads may share one.
+    """An index and the embedder that sees queries as the index's images were seen. Threads may share one.
 
     ``by`` is the pooling that is compared by: one of the index's, ``rationale`` for the one of its that looks where the
     rationale does, by default its first. ``box`` narrows the query to a part: x, y, width, height as shares of the
     picture. ``diversity`` trades nearness for hits that differ from each other; ``min_score`` is a cosine.
     """
 
-    def __init__(self, index: Index, engine: Engine | None = None) -> None:
-        if engine is not None:
-            require_same(index, engine, "the engine")
-        self.index, self.engine = index, engine
+    def __init__(self, index: Index, embedder: Embedder | None = None) -> None:
+        if embedder is not None:
+            require_same(index, embedder, "the embedder")
+        self.index, self.embedder = index, embedder
 
     def by_picture(
         self,
@@ -62,11 +62,11 @@ class Searcher:
     ) -> Answer:
         start = time.perf_counter()
         space = self.space(by)
-        view, look = self.see(picture, box)
+        view, embedding = self.see(picture, box)
         middle = time.perf_counter()
-        hits = self._hits(look.features[space], k, space, diversity, min_score, None)
+        hits = self._hits(embedding.features[space], k, space, diversity, min_score, None)
         end = time.perf_counter()
-        return Answer(space, hits, view, look, 1000 * (middle - start), 1000 * (end - middle))
+        return Answer(space, hits, view, embedding, 1000 * (middle - start), 1000 * (end - middle))
 
     def by_item(
         self,
@@ -85,7 +85,7 @@ class Searcher:
             raise FineSightError(f"The index has no item {item}.")
         start = time.perf_counter()
         view: View | None = None
-        look: Look | None = None
+        embedding: Embedding | None = None
         if box is None:
             vector = self.index.vectors(np.array([item], np.int64), space)[0]
         else:
@@ -94,12 +94,12 @@ class Searcher:
                 raise UnusablePicture(
                     f"{found.path} is not in {self.index.meta.root} any more: it has no parts to show."
                 )
-            view, look = self.see(file, box)
-            vector = look.features[space]
+            view, embedding = self.see(file, box)
+            vector = embedding.features[space]
         middle = time.perf_counter()
         hits = self._hits(vector, k, space, diversity, min_score, item)
         end = time.perf_counter()
-        return Answer(space, hits, view, look, 1000 * (middle - start), 1000 * (end - middle))
+        return Answer(space, hits, view, embedding, 1000 * (middle - start), 1000 * (end - middle))
 
     def by_vector(
         self,
@@ -120,17 +120,17 @@ class Searcher:
         hits = self._hits(unit(query), k, space, diversity, min_score, left_out)
         return Answer(space, hits, search_ms=1000 * (time.perf_counter() - start))
 
-    def see(self, picture: Picture, box: Box | None = None) -> tuple[View, Look]:
-        """What the engine makes of a picture, or of a part of it."""
-        if self.engine is None:
-            raise FineSightError("This searcher has no engine: it can search by items and vectors only.")
+    def see(self, picture: Picture, box: Box | None = None) -> tuple[View, Embedding]:
+        """What the embedder makes of a picture, or of a part of it."""
+        if self.embedder is None:
+            raise FineSightError("This searcher has no embedder: it can search by items and vectors only.")
         box = None if box is None else checked_box(box)
         try:
-            view = picture_view(picture, self.engine.resolution, box)
+            view = picture_view(picture, self.embedder.resolution, box)
         except SkipImage as skip:
             name = picture if isinstance(picture, (str, Path)) else "The picture"
             raise UnusablePicture(f"{name} cannot be used: {skip}") from None
-        return view, self.engine.look([view], [box])[0]
+        return view, self.embedder.encode([view], [box])[0]
 
     def space(self, by: str | None) -> str:
         """The space of the index that ``by`` means."""

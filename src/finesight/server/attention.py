@@ -27,7 +27,7 @@ def attention(service: Service, name: str) -> schemas.Attention:
     """The mask is known already; for the projections the picture is read again, if it is still there."""
     subject = service.subjects.find(name)
     projections: list[schemas.Projection] = []
-    if projections_of(service.engine):
+    if projections_of(service.embedder):
         with contextlib.suppress(Vanished):
             projections = _projections(_encoder(service), service.subjects.look_at(subject))
     return schemas.Attention(view=box_model(subject.view), mask=rows(subject.mask), projections=projections)
@@ -59,7 +59,7 @@ def explain(service: Service, options: ExplainOptions) -> schemas.Explanation:
 
 
 def _encoder(service: Service) -> Encoder:
-    encoder: Encoder | None = getattr(service.engine, "encoder", None)
+    encoder: Encoder | None = getattr(service.embedder, "encoder", None)
     if encoder is None:
         raise HTTPException(422, "Only the torch engine can take a score apart: start the server with --engine torch.")
     return encoder

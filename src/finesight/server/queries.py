@@ -7,7 +7,7 @@ import threading
 from collections import OrderedDict
 from dataclasses import dataclass
 
-from finesight.features.types import Box, Look
+from finesight.features.types import Box, Embedding
 
 
 @dataclass(frozen=True)
@@ -20,7 +20,7 @@ class Query:
     width: int  # of the upright picture
     height: int
     view: Box
-    look: Look
+    embedding: Embedding
 
 
 def new_id() -> str:

@@ -56,7 +56,7 @@ class Subjects:
             query = self._queries.get(name)
             if query is None:
                 raise HTTPException(404, "That upload is no longer remembered: send the picture again.")
-            return Subject(name, query.name, query.width, query.height, query.view, query.look.mask, query=query)
+            return Subject(name, query.name, query.width, query.height, query.view, query.embedding.mask, query=query)
         item = self.item(name)
         view = center_box(item.width, item.height, self._index.meta.resolution)
         return Subject(name, name_of(item.path), item.width, item.height, view, item.mask, item=item)

@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import quote
 
 from finesight.errors import FineSightError
-from finesight.features.types import Engine
+from finesight.features.types import Embedder
 from finesight.io.console import console
 from finesight.io.progress import phase_bar
 from finesight.search.base import Index
@@ -44,12 +44,18 @@ class Place:
 
 
 def run_server(
-    index: Index, engine: Engine, place: Place, limits: Limits, *, job: Job | None = None, cache_dir: Path | None = None
+    index: Index,
+    embedder: Embedder,
+    place: Place,
+    limits: Limits,
+    *,
+    job: Job | None = None,
+    cache_dir: Path | None = None,
 ) -> None:
     """Until Ctrl-C. The address goes to standard output as soon as it answers."""
     bound = bind(place.host, place.port)
     access = Access.bound(place.host, place.allow_hosts, place.token)
-    service = Service(index, engine, limits, job=job, cache_dir=cache_dir)
+    service = Service(index, embedder, limits, job=job, cache_dir=cache_dir)
     app = create_app(service, access)
     address = address_of(bound, place.host)
     if access.token is None and not is_loopback(place.host):
@@ -78,7 +84,7 @@ def run_server(
 
 
 def update_job(
-    where: str, engine: Engine, folder: str | Path, run: Path, *, workers: int | None = None, progress: bool = True
+    where: str, embedder: Embedder, folder: str | Path, run: Path, *, workers: int | None = None, progress: bool = True
 ) -> Job:
     """Brings the index in ``where`` up to date with its folder, by a connection of its own: searching goes on."""
 
@@ -91,7 +97,7 @@ def update_job(
 
             report = update_index(
                 index,
-                engine,
+                embedder,
                 folder,
                 workers=workers,
                 callback=tell,

@@ -1,4 +1,4 @@
-"""What the server knows and does, apart from the web: index, engine, uploads, and lanes for each kind of work.
+"""What the server knows and does, apart from the web: index, embedder, uploads, and lanes for each kind of work.
 
 The methods here block; routes call them in the lane they belong to.
 """
@@ -17,7 +17,7 @@ from fastapi import HTTPException
 
 from finesight.data.store import default_cache_dir
 from finesight.errors import FineSightError
-from finesight.features.types import Box, Engine, Floats
+from finesight.features.types import Box, Embedder, Floats
 from finesight.search.base import Index
 from finesight.search.searcher import Searcher
 from finesight.server import schemas
@@ -50,14 +50,14 @@ class Service:
     def __init__(
         self,
         index: Index,
-        engine: Engine,
+        embedder: Embedder,
         limits: Limits | None = None,
         *,
         job: Job | None = None,
         cache_dir: Path | None = None,
     ) -> None:
-        self.index, self.engine, self.limits, self.job = index, engine, limits or Limits(), job
-        self.searcher = Searcher(index, engine)
+        self.index, self.embedder, self.limits, self.job = index, embedder, limits or Limits(), job
+        self.searcher = Searcher(index, embedder)
         self.queries = Queries(self.limits.queries, self.limits.queries_bytes)
         self.thumbs = Thumbs(Path(cache_dir or default_cache_dir()) / "thumbs")
         self.subjects = Subjects(index, self.limits, self.queries, self.thumbs)
@@ -96,7 +96,7 @@ class Service:
             index=self._index_facts(),
             progress=None if stage is None else schemas.Progress(phase=stage.phase, done=stage.done, total=stage.total),
             problem=self.job.problem if self.job is not None else None,
-            projections=projections_of(self.engine),
+            projections=projections_of(self.embedder),
         )
 
     def _index_facts(self) -> dict[str, object]:
@@ -166,11 +166,11 @@ class Service:
             raise HTTPException(422, "file: The form has no picture in a part called 'file'.")
         start = time.perf_counter()
         stream = io.BytesIO(upload.data)
-        view = view_of(stream, self.engine.resolution, self.limits.pixels)
-        look = self.engine.look([view])[0]
+        view = view_of(stream, self.embedder.resolution, self.limits.pixels)
+        embedding = self.embedder.encode([view])[0]
         spent = time.perf_counter() - start
         name = upload.name or "upload"
-        self.queries.add(query := Query(new_id(), name, upload.data, view.width, view.height, view.box, look))
+        self.queries.add(query := Query(new_id(), name, upload.data, view.width, view.height, view.box, embedding))
         return self._search(self.subjects.find(query.id), space, box, options, spent)
 
     def search(self, name: str, options: SearchOptions) -> schemas.SearchResult:
@@ -214,10 +214,10 @@ class Service:
         """View, mask and vector. The file is read only for a box: all else is known already."""
         if box is not None:
             view = self.subjects.look_at(subject, box)
-            look = self.engine.look([view], [box])[0]
-            return view.box, look.mask, look.features[space]
+            embedding = self.embedder.encode([view], [box])[0]
+            return view.box, embedding.mask, embedding.features[space]
         if subject.query is not None:
-            return subject.view, subject.mask, subject.query.look.features[space]
+            return subject.view, subject.mask, subject.query.embedding.features[space]
         assert subject.item is not None
         try:
             vector = self.index.vectors(np.array([subject.item.id], np.int64), space)[0]
@@ -226,9 +226,9 @@ class Service:
         return subject.view, subject.mask, vector
 
 
-def projections_of(engine: Engine) -> int:
+def projections_of(embedder: Embedder) -> int:
     """K of the rationale where it can be shown: onnxruntime knows the mask alone."""
-    encoder = getattr(engine, "encoder", None)
+    encoder = getattr(embedder, "encoder", None)
     if encoder is None or encoder.branch is None or encoder.config.rationale is None:
         return 0
     return int(encoder.config.rationale.projections)
