@@ -20,8 +20,8 @@ from PIL import Image
 
 from finesight.data import store
 from finesight.data.cache import DecodedCache, cache_side, default_cache_dir, open_cache, write_skipped
-from finesight.data.decode import read_sized
-from finesight.data.geometry import Geometry, read_cached
+from finesight.data.decode import read_image_and_size
+from finesight.data.geometry import Geometry, read_resized
 from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.data.saliency import masks_from
 from finesight.data.sources import ImageSource, open_source
@@ -92,7 +92,7 @@ def test_size(size: tuple[int, int], cached: tuple[int, int]) -> None:
 @pytest.mark.parametrize("size", [(40, 30), (301, 200), (20, 33)])
 def test_pixels_are_pillows_antialiased_bilinear(picture, size: tuple[int, int]) -> None:
     path = picture("a.png", size)
-    pixels, geometry = read_cached(path, SIDE)
+    pixels, geometry = read_resized(path, SIDE)
     height, width = geometry.size
     whole = Image.open(path).resize((width, height), Image.Resampling.BILINEAR)
     np.testing.assert_array_equal(pixels, np.asarray(whole))
@@ -101,7 +101,7 @@ def test_pixels_are_pillows_antialiased_bilinear(picture, size: tuple[int, int])
 def test_a_panorama_keeps_its_middle(tmp_path: Path) -> None:
     stripes = np.repeat(np.arange(100, dtype=np.uint8), 16)  # 1600 columns, 100 gray values
     Image.fromarray(np.tile(stripes, (64, 1))).save(tmp_path / "p.png")
-    pixels, geometry = read_cached(tmp_path / "p.png", 64)
+    pixels, geometry = read_resized(tmp_path / "p.png", 64)
     assert geometry.crop == (704, 0, 192, 64)
     np.testing.assert_array_equal(pixels[:, :, 0], np.tile(stripes[704:896], (64, 1)))
     standing, _ = read_cached_turned(tmp_path / "p.png", tmp_path / "q.png")
@@ -110,12 +110,12 @@ def test_a_panorama_keeps_its_middle(tmp_path: Path) -> None:
 
 def read_cached_turned(file: Path, turned: Path) -> tuple[np.ndarray, Geometry]:
     Image.open(file).transpose(Image.Transpose.TRANSPOSE).save(turned)
-    return read_cached(turned, 64)
+    return read_resized(turned, 64)
 
 
 def test_a_large_jpeg_decoded_small_is_nearly_the_same(picture) -> None:
     path = picture("big.jpg", (1601, 1203))
-    pixels, geometry = read_cached(path, 64)
+    pixels, geometry = read_resized(path, 64)
     assert geometry.original == (1601, 1203)
     exact = geometry.resize(Image.open(path))
     assert np.abs(pixels.astype(int) - np.asarray(exact)).mean() < 1.5
@@ -150,10 +150,10 @@ def save(file: Path, pixels: np.ndarray, orientation: int = 1) -> Path:
 def test_trimmed_pixels(tmp_path: Path, orientation: int) -> None:
     """The bottom is that of the picture as it is seen."""
     file = save(tmp_path / "a.png", bannered(60, 45, 20, orientation), orientation)
-    image, size = read_sized(file, trim=20)
+    image, size = read_image_and_size(file, trim=20)
     assert size == image.size == (60, 25)
     np.testing.assert_array_equal(np.asarray(image), bannered(60, 45, 20)[:25])
-    pixels, geometry = read_cached(file, 25, trim=20)
+    pixels, geometry = read_resized(file, 25, trim=20)
     np.testing.assert_array_equal(pixels, np.asarray(image))  # nothing of the banner in the resized picture either
     assert geometry.original == (60, 25)
 
@@ -163,14 +163,14 @@ def test_trimmed_pixels(tmp_path: Path, orientation: int) -> None:
 def test_trimmed_jpegs_decoded_small(tmp_path: Path, orientation: int, height: int, side: int, scale: int) -> None:
     trim = 20
     file = save(tmp_path / "big.jpg", bannered(1201, height, trim, orientation), orientation)
-    whole, _ = read_sized(file, at_least=2 * side + trim)
-    image, size = read_sized(file, at_least=2 * side, trim=trim)
+    whole, _ = read_image_and_size(file, at_least=2 * side + trim)
+    image, size = read_image_and_size(file, at_least=2 * side, trim=trim)
     assert size == (1201, height - trim)
     rows = (height - trim) // scale
     assert image.size == (-(-1201 // scale), rows)
     assert min(image.size) >= 2 * side
     np.testing.assert_array_equal(np.asarray(image), np.asarray(whole)[:rows])
-    pixels, geometry = read_cached(file, side, trim)
+    pixels, geometry = read_resized(file, side, trim)
     assert geometry.original == (1201, height - trim)
     for seen in (np.asarray(image), pixels):
         assert seen[:, :, [0, 2]].max() < 64  # what a block shared with the banner rings, not the banner's 255
@@ -180,9 +180,9 @@ def test_no_row_that_shows_some_of_the_banner_is_kept(tmp_path: Path) -> None:
     """At 1/8 the banner begins within a row, wherever the rounding of the size would put it."""
     for height in range(1001, 1009):
         file = save(tmp_path / "big.jpg", bannered(1100, height, 18))
-        image, _ = read_sized(file, at_least=64, trim=18)
+        image, _ = read_image_and_size(file, at_least=64, trim=18)
         assert image.height == (height - 18) // 8
-        whole = np.asarray(read_sized(file, at_least=64)[0])
+        whole = np.asarray(read_image_and_size(file, at_least=64)[0])
         shows = whole[:, :, 0].min(axis=1) > 20
         assert shows[image.height :].all()
         assert not shows[: image.height].any()
@@ -239,7 +239,7 @@ def test_another_trim_is_another_image(folder: Path, tmp_path: Path, opened) -> 
     cut = opened(replace(source, trim=8))
     assert stored(tmp_path) == 4
     assert not set(plain.keys.tolist()) & set(cut.keys.tolist())
-    np.testing.assert_array_equal(cut.image(0), read_cached(folder / "1.png", SIDE, trim=8)[0])
+    np.testing.assert_array_equal(cut.image(0), read_resized(folder / "1.png", SIDE, trim=8)[0])
     np.testing.assert_array_equal(opened(source).image(0), plain.image(0))
     opened(replace(source, trim=9))
     assert stored(tmp_path) == 6
@@ -262,7 +262,7 @@ def test_images_in_source_order(folder: Path, opened) -> None:
     assert cache.skipped == []
     assert cache.source.paths.tolist() == [f"{i}.png" for i in range(7)]
     for i in range(7):
-        np.testing.assert_array_equal(cache.image(i), read_cached(folder / f"{i}.png", SIDE)[0])
+        np.testing.assert_array_equal(cache.image(i), read_resized(folder / f"{i}.png", SIDE)[0])
         assert not cache.image(i).flags.writeable
     backwards = opened(open_source(folder).select([6, 0, 6]))
     for i, original in enumerate((6, 0, 6)):
@@ -514,7 +514,7 @@ def test_changed_files_are_decoded_again(folder: Path, tmp_path: Path, picture, 
     os.utime(folder / "1.png", ns=(status.st_atime_ns, status.st_mtime_ns))
     new = opened()
     assert stored(tmp_path) == 8 + 2
-    np.testing.assert_array_equal(new.image(0), read_cached(folder / "0.bmp", SIDE)[0])
+    np.testing.assert_array_equal(new.image(0), read_resized(folder / "0.bmp", SIDE)[0])
     assert not np.array_equal(new.image(0), before)
     np.testing.assert_array_equal(old.image(0), before)  # an open cache does not change under its reader
 
@@ -534,7 +534,7 @@ def test_many_shards(folder: Path, tmp_path: Path, opened, monkeypatch: pytest.M
     cache = opened(workers=3)
     assert len(shards(tmp_path)) == 3
     for i in range(7):
-        np.testing.assert_array_equal(cache.image(i), read_cached(folder / f"{i}.png", SIDE)[0])
+        np.testing.assert_array_equal(cache.image(i), read_resized(folder / f"{i}.png", SIDE)[0])
 
 
 def test_work_in_flight_is_bounded(folder: Path, opened, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -584,7 +584,7 @@ def test_a_damaged_shard_is_built_again(folder: Path, tmp_path: Path, opened, da
     assert len(cache) == 7
     assert len(shards(tmp_path)) == 1
     assert not shard.exists()
-    np.testing.assert_array_equal(cache.image(3), read_cached(folder / "3.png", SIDE)[0])
+    np.testing.assert_array_equal(cache.image(3), read_resized(folder / "3.png", SIDE)[0])
 
 
 # --- disk and places --------------------------------------------------------------------------------
@@ -703,7 +703,7 @@ def hundred(tmp_path: Path, picture) -> Path:
 
 
 def expected_line(folder: Path) -> str:
-    return f"100 {100 * int(read_cached(folder / '000.png', SIDE)[0].sum())}\n"
+    return f"100 {100 * int(read_resized(folder / '000.png', SIDE)[0].sum())}\n"
 
 
 def test_killed_while_building(hundred: Path, tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ from finesight.data.decode import (
     MAX_PIXELS,
     UnreachableFile,
     read_image,
+    read_image_and_size,
     read_mask,
-    read_sized,
     to_rgb,
 )
 from finesight.errors import SkipImage
@@ -231,7 +231,7 @@ def test_exif_orientation(tmp_path: Path, suffix: str, orientation: int) -> None
     path = tmp_path / f"o.{suffix}"
     Image.fromarray(scene()).save(path, exif=exif, **options)
     expected = as_seen(orientation, scene())
-    image, size = read_sized(path, at_least=8)
+    image, size = read_image_and_size(path, at_least=8)
     assert size == (expected.shape[1], expected.shape[0])
     for got in (image, read_image(path), to_rgb(Image.open(path))):
         seen = np.asarray(got)
@@ -262,7 +262,7 @@ def test_a_jpeg_is_decoded_small_but_never_too_small(tmp_path: Path) -> None:
     Image.fromarray(scene(801, 403)).save(tmp_path / "big.jpg")
     sizes = {}
     for at_least in (403, 201, 101, 50, 10):
-        image, original = read_sized(tmp_path / "big.jpg", at_least=at_least)
+        image, original = read_image_and_size(tmp_path / "big.jpg", at_least=at_least)
         assert original == (801, 403)
         assert min(image.size) >= at_least
         sizes[at_least] = image.size

@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 import finesight
 from finesight.api import frozen
 from finesight.data.cache import cache_side, open_cache
-from finesight.data.geometry import read_cached
+from finesight.data.geometry import read_resized
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
@@ -111,7 +111,7 @@ def test_a_path_gives_the_cached_pixels_and_the_evaluated_feature(
     evaluated = extract(encoder, cache, np.arange(len(cache)), (own, "gem"), progress=False)
     for i in range(len(cache)):
         file = cache.source.file(i)
-        pixels, _ = read_cached(file, side)
+        pixels, _ = read_resized(file, side)
         assert np.array_equal(pixels, cache.image(i)), file.name
         assert np.array_equal(encoder.embed(file)[0].numpy(), evaluated.features[own][i]), file.name
         assert np.array_equal(encoder.embed(file, "gem")[0].numpy(), evaluated.features["gem"][i]), file.name

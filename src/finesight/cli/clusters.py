@@ -101,9 +101,9 @@ def _apply(index: Index, file: Path, out: Path | None, as_json: bool) -> None:
             )
         )
         return
-    from finesight.io.console import counted
+    from finesight.io.console import format_count
 
-    found = f"{counted(len(labels.rows), 'image')} of {counted(len(names), 'label')}"
+    found = f"{format_count(len(labels.rows), 'image')} of {format_count(len(names), 'label')}"
     print(f"{out}: {found}; {labels.unlabeled:,} without one left out.")
 
 
@@ -134,9 +134,9 @@ def duplicates(
         facts = {"index": where, "by": space, "threshold": threshold, "items": total, "extra": extra}
         print(json.dumps(facts | {"groups": [_group(group) for group in found]}))
         return
-    from finesight.io.console import counted
+    from finesight.io.console import format_count
 
-    print(f"{counted(len(found), 'group')}: {extra:,} of {counted(total, 'image')} could go.")
+    print(f"{format_count(len(found), 'group')}: {extra:,} of {format_count(total, 'image')} could go.")
     for group in found[:20]:
         print(f"{KINDS[group.kind]} ({min(group.scores):.4f}):")
         for item in group.items[:5]:

@@ -12,7 +12,7 @@ import typer
 
 from finesight.cli.options import DATA_HELP, Json, Quiet, Workers
 from finesight.errors import FineSightError
-from finesight.io.console import counted
+from finesight.io.console import format_count
 
 if TYPE_CHECKING:
     from finesight.data.layouts.catalog import Dataset
@@ -156,7 +156,7 @@ def _files(report: CheckReport) -> Iterator[str]:
         yield from _some([f"{image.path}: {image.reason}" for image in report.unreadable])
         yield "  -> training leaves them out; fetch them again or delete them"
     if report.left_out:
-        yield f"{counted(len(report.left_out), 'other entry', 'other entries')}, no images"
+        yield f"{format_count(len(report.left_out), 'other entry', 'other entries')}, no images"
         yield from _some([f"{entry.path}: {entry.reason}" for entry in report.left_out])
     if report.tiny:
         yield f"{len(report.tiny):,} tiny (short side below 64 px)"
@@ -177,13 +177,13 @@ def _classes(report: CheckReport) -> Iterator[str]:
         return
     (least, fewest), (most, largest) = sizes.smallest, sizes.largest
     yield (
-        f"{counted(sizes.count, 'class', 'classes')}: smallest {least} ({counted(fewest, 'image')}), "
+        f"{format_count(sizes.count, 'class', 'classes')}: smallest {least} ({format_count(fewest, 'image')}), "
         f"median {sizes.median:,g}, largest {most} ({largest:,})"
     )
     if report.unlabeled:
-        yield f"{counted(report.unlabeled, 'image')} without a label"
+        yield f"{format_count(report.unlabeled, 'image')} without a label"
     if sizes.lonely:
-        yield f"{counted(len(sizes.lonely), 'class', 'classes')} with fewer than 2 readable images"
+        yield f"{format_count(len(sizes.lonely), 'class', 'classes')} with fewer than 2 readable images"
         yield from _some(sizes.lonely)
         yield "  -> retrieval cannot be scored on them; add images or drop the class"
 
@@ -195,18 +195,18 @@ def _duplicates(report: CheckReport) -> Iterator[str]:
         return
     kinds = [image.kind for group in found for image in group.images]
     exact, near = kinds.count("exact"), kinds.count("near")
-    equal, alike = f"{counted(exact, 'image')} with equal bytes", f"{near:,} more that look the same"
-    yield f"{counted(len(found), 'group')} of duplicates: {equal}, {alike}"
+    equal, alike = f"{format_count(exact, 'image')} with equal bytes", f"{near:,} more that look the same"
+    yield f"{format_count(len(found), 'group')} of duplicates: {equal}, {alike}"
     yield from _groups(found)
     if near:
         yield "  -> look at the near ones first: plain backgrounds can pass for the same picture"
     yield "  -> keep one image of each group; --out writes all groups to duplicates.csv"
     if report.leaks:
-        yield f"{counted(report.leaked, 'test image')} in train too ({counted(len(report.leaks), 'group')})"
+        yield f"{format_count(report.leaked, 'test image')} in train too ({format_count(len(report.leaks), 'group')})"
         yield from _groups(report.leaks)
         yield "  -> scores are too good with them; take them out of one split"
     if report.conflicts:
-        yield f"{counted(len(report.conflicts), 'group')} of duplicates with different labels"
+        yield f"{format_count(len(report.conflicts), 'group')} of duplicates with different labels"
         yield from _groups(report.conflicts)
         yield "  -> at most one label is right; correct the others or delete the images"
 

@@ -46,10 +46,10 @@ class UnreachableFile(SkipImage):
 
 def read_image(file: str | Path | IO[bytes]) -> Image.Image:
     """The first frame as upright RGB; ``SkipImage`` says why a file cannot be used."""
-    return read_sized(file)[0]
+    return read_image_and_size(file)[0]
 
 
-def read_sized(
+def read_image_and_size(
     file: str | Path | IO[bytes], at_least: int | None = None, trim: int = 0
 ) -> tuple[Image.Image, tuple[int, int]]:
     """Like ``read_image``, with the upright (width, height) of the file itself.
@@ -205,7 +205,7 @@ def os_reason(error: OSError) -> str:
 
 
 @contextmanager
-def explained(what: str, instead: str) -> Iterator[None]:
+def explain_os_errors(what: str, instead: str) -> Iterator[None]:
     """An error of the file system as one the user can act on: what cannot be done, why, and what to do instead."""
     try:
         yield

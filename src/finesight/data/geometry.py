@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from PIL import Image
 
-from finesight.data.decode import read_sized
+from finesight.data.decode import read_image_and_size
 
 LONGEST = 3  # a panorama keeps its middle, this many times as long as wide: its short side decides the memory
 
@@ -82,8 +82,8 @@ class Geometry:
         return image.resize((self.size[1], self.size[0]), Image.Resampling.BILINEAR, box=box)
 
 
-def read_cached(file: str | Path | IO[bytes], side: int, trim: int = 0) -> tuple[NDArray[np.uint8], Geometry]:
+def read_resized(file: str | Path | IO[bytes], side: int, trim: int = 0) -> tuple[NDArray[np.uint8], Geometry]:
     """The pixels (h, w, 3) the cache keeps of a file: ``trim`` rows cut off, the short side then being ``side``."""
-    image, (width, height) = read_sized(file, 2 * side, trim)
+    image, (width, height) = read_image_and_size(file, 2 * side, trim)
     geometry = Geometry.fit(width, height, side, trim)
     return np.asarray(geometry.resize(image)), geometry

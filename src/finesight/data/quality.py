@@ -19,7 +19,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from finesight.data.cache import cache_side, write_skipped
-from finesight.data.decode import UnreachableFile, explained, os_reason, read_sized
+from finesight.data.decode import UnreachableFile, explain_os_errors, os_reason, read_image_and_size
 from finesight.data.image_hash import content_hash, groups, perceptual_hash
 from finesight.data.sources import ImageSource
 from finesight.errors import SkipImage
@@ -192,7 +192,7 @@ def write_report(report: CheckReport, folder: Path) -> None:
 
 
 def _explained(folder: Path) -> AbstractContextManager[None]:
-    return explained(f"cannot write into {folder}", "give --out another folder")
+    return explain_os_errors(f"cannot write into {folder}", "give --out another folder")
 
 
 def _read_all(source: ImageSource, near: bool, workers: int, progress: bool) -> list[_Seen]:
@@ -229,7 +229,7 @@ def _look(job: tuple[Path, int, bool, bool]) -> _Seen:
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for ever
             raise UnreachableFile("not a regular file")
-        image, size = read_sized(file, DECODED, trim)
+        image, size = read_image_and_size(file, DECODED, trim)
         content = content_hash(file) if with_content else None
     except SkipImage as skip:
         return _Seen(reason=str(skip))

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, explained, os_reason, read_mask, to_rgb
+from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, explain_os_errors, os_reason, read_mask, to_rgb
 from finesight.data.sources import SUFFIX_TEXT, ImageSource
 from finesight.data.store import locked
 from finesight.errors import FineSightError, SkipImage
@@ -39,7 +39,7 @@ def kept(
 ) -> NDArray[np.uint8]:
     """(N, side, side): the maps of these sorted, different keys; what no shard has is computed and kept."""
     maps = np.zeros((len(keys), side, side), np.uint8)
-    with explained(f"the saliency cache {folder} cannot be used", "choose another folder with --cache-dir"):
+    with explain_os_errors(f"the saliency cache {folder} cannot be used", "choose another folder with --cache-dir"):
         missing, _ = _recall(folder, keys, maps)
         if len(missing):
             folder.mkdir(parents=True, exist_ok=True)

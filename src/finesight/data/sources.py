@@ -15,7 +15,7 @@ from finesight.data.layouts.catalog import open_as, recognized, split_name
 from finesight.data.listing import Listing, beside, class_counts, list_folder, list_splits, split_folders
 from finesight.data.lists import read_list
 from finesight.errors import FineSightError
-from finesight.io.console import counted
+from finesight.io.console import format_count
 
 SUFFIX_TEXT = " ".join(sorted(IMAGE_SUFFIXES))
 _PER_IMAGE = ("paths", "labels", "splits", "boxes", "parts", "masks")
@@ -72,19 +72,19 @@ class ImageSource:
 
     def describe(self) -> str:
         """What was found, for people."""
-        facts = [counted(len(self), "image")]
+        facts = [format_count(len(self), "image")]
         if self.classes:
-            facts.append(counted(len(self.classes), "class", "classes"))
+            facts.append(format_count(len(self.classes), "class", "classes"))
         if self.splits is not None:
             facts.append(" + ".join(f"{int((self.splits == name).sum()):,} {name}" for name in ("train", "test")))
         if self.labels is not None and (unlabeled := int((self.labels < 0).sum())):
             facts.append(f"{unlabeled:,} without a label")
         facts += [name for name in ("boxes", "masks") if getattr(self, name) is not None]
         if self.part_names:
-            facts.append(counted(len(self.part_names), "part"))
+            facts.append(format_count(len(self.part_names), "part"))
         line = f"{self.kind} {self.root}: {', '.join(facts)}"
         if self.skipped:
-            line += f"\n{counted(len(self.skipped), 'other entry', 'other entries')} left out"
+            line += f"\n{format_count(len(self.skipped), 'other entry', 'other entries')} left out"
         return line
 
 

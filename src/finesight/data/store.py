@@ -29,8 +29,8 @@ from numpy.typing import NDArray
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
-from finesight.data.decode import UnreachableFile, explained, os_reason
-from finesight.data.geometry import read_cached
+from finesight.data.decode import UnreachableFile, explain_os_errors, os_reason
+from finesight.data.geometry import read_resized
 from finesight.errors import FineSightError, SkipImage
 
 SHARD_IMAGES = 4096  # a killed build loses at most this many; each open shard costs one file handle
@@ -110,7 +110,7 @@ def add_images(folder: Path, jobs: Sequence[Job], side: int, workers: int, progr
 
 
 def _explained(folder: Path) -> AbstractContextManager[None]:
-    return explained(f"the decoded cache {folder} cannot be used", _ELSEWHERE)
+    return explain_os_errors(f"the decoded cache {folder} cannot be used", _ELSEWHERE)
 
 
 def _require_space(folder: Path, images: int, side: int) -> None:
@@ -156,7 +156,7 @@ def _decoded(pool: ThreadPoolExecutor, jobs: list[Job], side: int, ahead: int) -
 def _decode(job: Job, side: int) -> Decoded:
     _, file, trim = job
     try:
-        pixels, geometry = read_cached(file, side, trim)
+        pixels, geometry = read_resized(file, side, trim)
     except SkipImage as skip:
         return None, (0, 0), str(skip), not isinstance(skip, UnreachableFile)
     return pixels, geometry.original, "", True

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.data.cache import cache_side
-from finesight.data.geometry import read_cached
+from finesight.data.geometry import read_resized
 from finesight.errors import FineSightError, SkipImage
 from finesight.explain.explainer import Explainer, Explanation
 from finesight.explain.html_page import sections
@@ -169,7 +169,7 @@ def _read(picked: Picked, encoders: list[Encoder], skipped: Skipped, progress: b
 
 def _view(encoder: Encoder, file: Path) -> Tensor:
     """(1, 3, R, R), as ``Encoder.prepare`` makes it; ``SkipImage`` where a file cannot be used."""
-    decoded, _ = read_cached(file, cache_side(encoder.config.resolution))
+    decoded, _ = read_resized(file, cache_side(encoder.config.resolution))
     canvas = torch.from_numpy(decoded.copy()).permute(2, 0, 1)[None]  # (h, w, 3) -> (1, 3, h, w)
     return encoder.view(canvas, torch.tensor([decoded.shape[:2]]))
 

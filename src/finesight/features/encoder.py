@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from finesight.data.cache import cache_side
 from finesight.data.decode import to_rgb
-from finesight.data.geometry import Geometry, read_cached
+from finesight.data.geometry import Geometry, read_resized
 from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD, center_view
 from finesight.errors import FineSightError, SkipImage
 from finesight.nn.backbone import Backbone
@@ -119,7 +119,7 @@ class Encoder(nn.Module):
                 upright = to_rgb(image)
                 pixels = np.asarray(Geometry.fit(upright.width, upright.height, side).resize(upright))
             else:
-                pixels, _ = read_cached(image, side)
+                pixels, _ = read_resized(image, side)
         except SkipImage as skip:
             raise FineSightError(f"{image} cannot be used: {skip}") from None
         canvas = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]  # (h, w, 3) -> (1, 3, h, w)

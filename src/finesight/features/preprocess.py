@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from finesight.data.decode import read_sized, to_rgb
+from finesight.data.decode import read_image_and_size, to_rgb
 from finesight.data.geometry import Geometry, cache_side
 from finesight.errors import FineSightError
 from finesight.features.types import Box, View
@@ -88,7 +88,7 @@ def _opened(picture: Picture, side: int) -> tuple[Image.Image, tuple[int, int]]:
     if isinstance(picture, Image.Image):
         upright = to_rgb(picture)
         return upright, upright.size
-    return read_sized(picture, at_least=2 * side)  # as ``read_cached``
+    return read_image_and_size(picture, at_least=2 * side)  # as ``read_resized``
 
 
 def _moved(geometry: Geometry, across: Span, down: Span) -> Geometry:

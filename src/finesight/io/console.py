@@ -24,6 +24,6 @@ def print_table(rows: Sequence[Mapping[str, object]]) -> None:
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
 
 
-def counted(n: int, one: str, many: str = "") -> str:
-    """1 image, 2,000 images."""
+def format_count(n: int, one: str, many: str = "") -> str:
+    """Return a count with its noun: 1 image, 2,000 images."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from finesight.data.decode import read_sized
+from finesight.data.decode import read_image_and_size
 from finesight.errors import SkipImage
 from finesight.plots.html import Section, build_report
 from finesight.search.image_files import item_file
@@ -70,7 +70,7 @@ def _tiles(root: str, paths: Sequence[str]) -> Iterator[Image.Image]:
         picture: Image.Image | None = None
         if file is not None:
             with suppress(SkipImage, OSError):
-                picture = read_sized(file, at_least=2 * TILE)[0]
+                picture = read_image_and_size(file, at_least=2 * TILE)[0]
         if picture is None:  # gone since it was indexed
             picture = Image.new("RGB", (TILE, TILE), PAPER)
             ImageDraw.Draw(picture).rectangle((0, 0, TILE - 1, TILE - 1), outline=FAINT)

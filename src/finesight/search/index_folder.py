@@ -11,7 +11,7 @@ from typing import IO
 
 from pydantic import ValidationError
 
-from finesight.data.decode import explained
+from finesight.data.decode import explain_os_errors
 from finesight.errors import FineSightError
 from finesight.search.base import IndexMeta
 from finesight.search.item_store import Catalog
@@ -67,7 +67,7 @@ def sync(file: IO[bytes]) -> None:
 
 
 def writing(folder: Path) -> AbstractContextManager[None]:
-    return explained(f"The index {folder} cannot be written", "make room, or give --index another folder")
+    return explain_os_errors(f"The index {folder} cannot be written", "make room, or give --index another folder")
 
 
 def _refuse_foreign(folder: Path) -> None:

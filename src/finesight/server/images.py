@@ -15,7 +15,7 @@ import numpy as np
 from fastapi import HTTPException
 from PIL import Image
 
-from finesight.data.decode import FORMATS, UnreachableFile, read_sized
+from finesight.data.decode import FORMATS, UnreachableFile, read_image_and_size
 from finesight.errors import SkipImage
 from finesight.features.types import Floats
 
@@ -79,7 +79,7 @@ def opened(stream: IO[bytes], pixels: int, at_least: int | None = None) -> tuple
     """The upright picture and the size of its original, or an HTTPException: 413, 415, 422."""
     checked(stream, pixels)
     with in_words():
-        return read_sized(impatient(stream), at_least)
+        return read_image_and_size(impatient(stream), at_least)
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.data.decode import explained
+from finesight.data.decode import explain_os_errors
 from finesight.data.image_hash import content_hash
 from finesight.data.layouts.cifar_pickle import MAX_BYTES, read_pickle
 from finesight.data.sources import ImageSource
@@ -231,7 +231,7 @@ def _unpack(target: Path, facts: _Facts, records: Sequence[_Records], progress: 
     """Into a temporary folder that is renamed when complete: whatever kills this, no half of it is ever seen."""
     folder = target.parent
     elsewhere = "name another folder in the environment variable FINESIGHT_CACHE"
-    with explained(f"the images of CIFAR-100 cannot be unpacked into {folder}", elsewhere):
+    with explain_os_errors(f"the images of CIFAR-100 cannot be unpacked into {folder}", elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
         with locked(folder, "unpacking CIFAR-100", progress):
             for left in folder.glob(f"{_TEMPORARY}*"):  # under the lock it has no living owner

@@ -12,7 +12,7 @@ import numpy as np
 from finesight.data.layouts.catalog import open_as, recognized, split_name, title_of
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
-from finesight.io.console import counted
+from finesight.io.console import format_count
 
 OFFICIAL = {  # kind: train images, test images, classes
     "cub": (5994, 5794, 200),
@@ -178,7 +178,7 @@ def _minimum_words(source: ImageSource) -> list[str]:
         if minimum is not None and (small := used[counts < minimum]).size:
             named = _some([f"{source.classes[i]} {n:,}" for i, n in zip(small, counts[counts < minimum], strict=True)])
             words.append(
-                f"fewer than {minimum:,} {split} images in {counted(len(small), 'class', 'classes')} ({named})"
+                f"fewer than {minimum:,} {split} images in {format_count(len(small), 'class', 'classes')} ({named})"
             )
     return words
 
