@@ -13,11 +13,9 @@ from safetensors.torch import save_file
 
 from finesight.methods.recipes import RECIPES
 from processes import TINY, command, finesight, refused, succeeded, trained
+from real_birds import WEIGHTS, cub_root, needs_weights
 
 PLAIN = tuple(word for word in TINY if word not in ("--projections", "4"))  # for methods without a rationale
-SHARED = Path(__file__).resolve().parents[3] / "shared"
-CUB = SHARED / "data" / "CUB_200_2011"
-CAFFE = SHARED / "weights" / "resnet50_imagenet_caffe.safetensors"
 
 
 # --- whole ways -------------------------------------------------------------------------------------------------------
@@ -224,16 +222,16 @@ def test_unknown_options_and_commands(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(not CUB.is_dir() or not CAFFE.is_file(), reason=f"no CUB-200-2011 or no weights in {SHARED}")
+@needs_weights
 def test_real_birds(tmp_path: Path) -> None:
     """The commands FineSight is shown with, on CUB-200-2011: ResNet-50, the default batch of 128 in one step."""
-    run = tmp_path / "RUN"
-    options = ("--backbone", "resnet50", "--weights", CAFFE, "--resolution", "112", "--output-stride", "16")
+    run, cub = tmp_path / "RUN", cub_root()
+    options = ("--backbone", "resnet50", "--weights", WEIGHTS, "--resolution", "112", "--output-stride", "16")
     done = succeeded(
         finesight(
             "train",
             "--data",
-            CUB,
+            cub,
             *options,
             "--epochs",
             "1",
@@ -247,7 +245,7 @@ def test_real_birds(tmp_path: Path) -> None:
     assert "5,994 train + 5,794 test" in done.err
     assert "230 images, 1 steps." in done.err
     assert (run / "encoder" / "encoder.safetensors").exists()
-    scored = succeeded(finesight("evaluate", run, "--data", CUB, "--json", "--limit-classes", "3", OMP_NUM_THREADS="2"))
+    scored = succeeded(finesight("evaluate", run, "--data", cub, "--json", "--limit-classes", "3", OMP_NUM_THREADS="2"))
     scores = json.loads(scored.out)
     assert scores["setting"]["split"] == "official"
     assert scores["retrieval"]["queries"] > 50

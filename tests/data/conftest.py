@@ -7,14 +7,12 @@ from pathlib import Path
 
 import pytest
 
-CUB = Path(__file__).resolve().parents[3] / "shared" / "data" / "CUB_200_2011"
+from real_birds import cub_root
 
 
-@pytest.fixture(scope="session")
-def cub_root() -> Path:
-    if not (CUB / "images.txt").is_file():
-        pytest.skip(f"no CUB-200-2011 in {CUB}")
-    return CUB
+@pytest.fixture(scope="session", name="cub_root")
+def _cub_root() -> Path:
+    return cub_root()
 
 
 @pytest.fixture

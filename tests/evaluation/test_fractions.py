@@ -13,9 +13,7 @@ from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.evaluation.evaluate import split_indices
 from finesight.evaluation.fractions import drawn_parts, nested_fractions, read_parts, write_parts
-
-PROJECT = Path(__file__).resolve().parents[2]
-CUB = PROJECT.parent / "shared" / "data" / "CUB_200_2011"
+from real_birds import PROJECT, cub_root
 
 
 @pytest.fixture(scope="module")
@@ -125,10 +123,9 @@ def test_names_that_are_not_utf8(source: ImageSource, tmp_path: Path) -> None:
     assert np.array_equal(read_parts(tmp_path / "labels.json", odd, train, (50,))[0][50], parts[50])
 
 
-@pytest.mark.skipif(not (CUB / "images.txt").is_file(), reason=f"no CUB-200-2011 in {CUB}")
 def test_the_shared_lists_of_cub_are_the_draw(tmp_path: Path) -> None:
     """results/labels/cub.json is what the probe draws on the real dataset."""
-    cub = open_source(CUB)
+    cub = open_source(cub_root())
     train = split_indices(cub)[0]
     parts = drawn_parts(cub.labels[train], (100, 50, 20), 0)
     shared = PROJECT / "results" / "labels" / "cub.json"

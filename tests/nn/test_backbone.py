@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from finesight.errors import FineSightError
 from finesight.nn.backbone import Backbone, BackboneConfig
+from real_birds import WEIGHTS, needs_weights
 
-CAFFE = Path(__file__).parents[3] / "shared/weights/resnet50_imagenet_caffe.safetensors"
-needs_caffe = pytest.mark.skipif(not CAFFE.is_file(), reason=f"{CAFFE} is not here")
 SMALL = ["resnet18", "resnet10t", "convnext_atto", "efficientnet_lite0", "regnetx_002"]
 
 
@@ -163,37 +162,37 @@ def test_stride_in_1x1_is_for_plain_bottlenecks(name: str) -> None:
 def caffe_reference() -> nn.Module:
     """torchvision's resnet50 with the strides of each stage's first block swapped by hand."""
     model = torchvision.models.resnet50()
-    missing, unexpected = model.load_state_dict(load_file(CAFFE), strict=False)
+    missing, unexpected = model.load_state_dict(load_file(WEIGHTS), strict=False)
     assert (missing, unexpected) == (["fc.weight", "fc.bias"], [])
     for stage in (model.layer2, model.layer3, model.layer4):
         stage[0].conv1.stride, stage[0].conv2.stride = (2, 2), (1, 1)
     return nn.Sequential(*list(model.children())[:-2]).eval()
 
 
-@needs_caffe
+@needs_weights
 def test_caffe_weights_match_fully_and_equal_torchvision_with_swapped_strides() -> None:
-    net = backbone("resnet50", weights=str(CAFFE)).eval()
+    net = backbone("resnet50", weights=str(WEIGHTS)).eval()
     assert net.load_report == "265 of 265 tensors matched (torchvision names)"
     assert net.config.stride_in_1x1 is True
-    plain = backbone("resnet50", weights=str(CAFFE), stride_in_1x1=False).eval()
+    plain = backbone("resnet50", weights=str(WEIGHTS), stride_in_1x1=False).eval()
     with torch.no_grad():
         wanted = caffe_reference()(images(2, 96))
         torch.testing.assert_close(net(images(2, 96)), wanted, rtol=0, atol=1e-4)
         assert (plain(images(2, 96)) - wanted).abs().max() > 0.1
 
 
-@needs_caffe
+@needs_weights
 def test_caffe_weights_at_stride_16() -> None:
-    net = backbone("resnet50", weights=str(CAFFE), output_stride=16).eval()
+    net = backbone("resnet50", weights=str(WEIGHTS), output_stride=16).eval()
     blocks = (net.model.layer2[0], net.model.layer3[0], net.model.layer4[0])
     assert [(b.conv1.stride[0], b.conv2.stride[0]) for b in blocks] == [(2, 1), (2, 1), (1, 1)]
     with torch.no_grad():
         assert net(images(1, 112)).shape == (1, 2048, 7, 7)
 
 
-@needs_caffe
+@needs_weights
 def test_a_saved_config_needs_the_file_no_more() -> None:
-    first = backbone("resnet50", weights=str(CAFFE))
+    first = backbone("resnet50", weights=str(WEIGHTS))
     config = BackboneConfig.model_validate_json(first.config.model_dump_json())
     again = Backbone(config.model_copy(update={"weights": "/nowhere/w.safetensors"}), load=False)
     again.load_state_dict(first.state_dict())
@@ -201,9 +200,9 @@ def test_a_saved_config_needs_the_file_no_more() -> None:
         torch.testing.assert_close(again.eval()(images()), first.eval()(images()), rtol=0, atol=0)
 
 
-@needs_caffe
+@needs_weights
 def test_the_caffe_file_says_so() -> None:
-    with safe_open(CAFFE, "pt") as opened:
+    with safe_open(WEIGHTS, "pt") as opened:
         assert opened.metadata()["style"].startswith("caffe")
 
 

@@ -16,10 +16,9 @@ from finesight.features.embedder import TorchEmbedder, unit
 from finesight.search.build import open_or_create, update_index
 from finesight.search.searcher import Searcher, UnusablePicture, varied
 from indexes import SPACES, empty_index, filled_index, small_encoder, units
+from real_birds import cub_root
 from reference.nearest import nearest
 from reference.nearest import varied as varied_by_definition
-
-CUB = Path(__file__).resolve().parents[3] / "shared" / "data" / "CUB_200_2011"
 
 
 @pytest.fixture(scope="module")
@@ -157,11 +156,9 @@ def test_from_python_in_one_call(made: Path, searcher: Searcher, files: list[Pat
 
 def test_real_birds(tmp_path: Path) -> None:
     """A copy of a photo, half its size and cropped, is found among the others."""
-    if not (CUB / "images.txt").is_file():
-        pytest.skip(f"no CUB-200-2011 in {CUB}")
     photos = tmp_path / "photos"
     photos.mkdir()
-    chosen = sorted(CUB.glob("images/*/*.jpg"))[::400]
+    chosen = sorted(cub_root().glob("images/*/*.jpg"))[::400]
     for file in chosen:
         shutil.copy(file, photos / file.name)
     run = small_encoder(tmp_path / "run")
