@@ -42,8 +42,8 @@ from finesight.training.train import train
 FIRST, LAST, SPLIT_SEED = 50, 150, 7
 POWERS = (1.0, 2.0, 3.0, 4.0)
 SHARES = (0.0, 0.5)
-HELD: dict[str, Any] = {**profile("cpu-50").settings, "initial_share": 0.0}
-GENTLE: dict[str, Any] = {**HELD, "optim.backbone_share": 0.1}
+HELD: dict[str, Any] = {**profile("cpu-50").settings, "initial_weight_ratio": 0.0}
+GENTLE: dict[str, Any] = {**HELD, "optim.backbone_lr_ratio": 0.1}
 COLORS: dict[str, Any] = {**GENTLE, "views.saturation": 0.4, "views.hue": 0.1, "views.gray": 0.2}
 VARIANTS: dict[str, dict[str, Any]] = {
     "chosen": HELD,
@@ -57,8 +57,8 @@ VARIANTS: dict[str, dict[str, Any]] = {
         "backbone.output_stride": 16,
         "backbone.dilate": False,
         "optim.lr": 0.015,
-        "optim.backbone_share": 1.0,
-        "optim.hold_epochs": 0,
+        "optim.backbone_lr_ratio": 1.0,
+        "optim.freeze_epochs": 0,
         "epochs": 5,
     },
 }
@@ -90,7 +90,7 @@ def write_list(source: ImageSource, file: Path) -> None:
 
 def at_stride_32(encoder: Encoder, config: TrainConfig, share: float) -> Encoder:
     """The network with ``share`` of its initial weights, at the stride ImageNet trained it for."""
-    mixed = mixed_with_initial(encoder.backbone, config.model_copy(update={"initial_share": share}))
+    mixed = mixed_with_initial(encoder.backbone, config.model_copy(update={"initial_weight_ratio": share}))
     backbone = Backbone(config.backbone.model_copy(update={"output_stride": 32}), load=False)
     backbone.load_state_dict(mixed.state_dict())
     return Encoder(encoder.config.model_copy(update={"backbone": backbone.config}), backbone, encoder.branch)

@@ -40,8 +40,8 @@ PEAKS = 3
 TABLE_2 = [
     name for name, entry in RECIPES.items() if entry.objective and entry.paper in paper_results()["tab:comp_4SSL"]
 ]
-QUICK = {"backbone.name": "test_resnet", "backbone.output_stride": 8, "views.resolution": 64, "batch": 8}
-FULL = {"views.resolution": 112, "backbone.output_stride": 16, "backbone.dilate": False, "batch": 32}
+QUICK = {"backbone.name": "test_resnet", "backbone.output_stride": 8, "views.resolution": 64, "batch_size": 8}
+FULL = {"views.resolution": 112, "backbone.output_stride": 16, "backbone.dilate": False, "batch_size": 32}
 SMALL_HEADS = {"hidden": 64, "dim": 64, "prototypes": 64, "bottleneck": 16}
 
 
@@ -52,12 +52,12 @@ def module_of(method: str, quick: bool) -> TrainingModule:
         known = type(build_config(settings).objective).model_fields
         settings |= {f"objective.{name}": size for name, size in SMALL_HEADS.items() if name in known}
     config = build_config(settings)
-    module = TrainingModule(config, images=5994, steps_per_epoch=5994 // config.batch, classes=CLASSES)
+    module = TrainingModule(config, images=5994, steps_per_epoch=5994 // config.batch_size, classes=CLASSES)
     return module.to("cuda" if torch.cuda.is_available() else "cpu")
 
 
 def batch_of(module: TrainingModule, step: int) -> Batch:
-    count, side = module.config.batch, cache_side(module.config.views.resolution)
+    count, side = module.config.batch_size, cache_side(module.config.views.resolution)
     generator = torch.Generator().manual_seed(step)
     canvas = torch.randint(0, 256, (count, 3, side, side), dtype=torch.uint8, generator=generator)
     labels = torch.randint(0, CLASSES, (count,), generator=generator)

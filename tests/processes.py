@@ -23,7 +23,7 @@ from pathlib import Path
 # A network of a few thousand weights on 32 px with a 4×4 map: some 20 ms a step.
 TINY = (
     *("--backbone", "test_resnet", "--weights", "random", "--resolution", "32", "--output-stride", "8"),
-    *("--batch", "8", "--projections", "4", "--log-every", "1", "--accelerator", "cpu", "--quiet"),
+    *("--batch-size", "8", "--projections", "4", "--log-every", "1", "--accelerator", "cpu", "--quiet"),
 )
 TIMEOUT = 180.0
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}

@@ -20,7 +20,7 @@ SMALL: dict[str, Any] = {
     "backbone.weights": "random",
     "backbone.output_stride": 8,
     "views.resolution": 32,
-    "batch": 8,
+    "batch_size": 8,
     "epochs": 2,
 }
 HEADS: dict[str, dict[str, int]] = {
@@ -45,7 +45,7 @@ def small_module(method: str, *, steps_per_epoch: int = 2, **settings: Any) -> T
     heads = {f"objective.{name}": size for name, size in HEADS[objective].items()}
     crops = {"views.local_crops": 2} if objective == "dino" else {}
     config = build_config({**SMALL, **heads, **crops, "method": method, **settings})
-    images = config.batch * steps_per_epoch
+    images = config.batch_size * steps_per_epoch
     module = TrainingModule(config, images=images, steps_per_epoch=steps_per_epoch, classes=CLASSES)
     if config.saliency.source != "none":
         module.maps.copy_(small_maps(images))
@@ -73,7 +73,7 @@ def small_batch(step: int, size: int = 8) -> Batch:
 
 
 def take_step(module: TrainingModule, step: int) -> None:
-    drive(module, small_batch(step, module.config.batch))
+    drive(module, small_batch(step, module.config.batch_size))
 
 
 def drive(module: TrainingModule, batch: Batch) -> None:

@@ -69,6 +69,22 @@ def test_show_config_merges_file_flags_and_set(tmp_path: Path) -> None:
     assert again.out == shown
 
 
+def test_old_names_of_options_and_settings_work_with_one_line_each(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("data: x\nbatch: 7\noptim:\n  backbone_share: 0.5\nvalidation:\n  most: 50\n")
+    old = ("--batch", "9", "--clip=2", "--accumulate", "3", "--set", "validation.every=2", "--set", "initial_share=0.1")
+    done = succeeded(command("train", "--out", tmp_path, "--config", file, *old, "--show-config"))
+    shown = yaml.safe_load(done.out)
+    assert (shown["batch_size"], shown["initial_weight_ratio"]) == (9, 0.1)
+    assert shown["validation"] == {"fraction": 0.1, "max_images": 50, "every_n_epochs": 2}
+    optim = shown["optim"]
+    found = [optim[name] for name in ("backbone_lr_ratio", "clip_grad_norm", "accumulate_grad_batches")]
+    assert found == [0.5, 2, 3]
+    words = ("--batch", "--clip", "--accumulate", "validation.every", "initial_share", "optim.backbone_share")
+    for name in words:
+        assert sum(f"{name} is called" in line for line in done.err.splitlines()) == 1, done.err
+
+
 def test_readings_and_methods_are_what_they_say(tmp_path: Path) -> None:
     def shown(*options: str) -> dict:
         out = succeeded(command("train", "--data", "d", "--out", tmp_path / "x", *options, "--show-config")).out
@@ -81,7 +97,7 @@ def test_readings_and_methods_are_what_they_say(tmp_path: Path) -> None:
     assert paper["objective"]["queue"] == 100
     assert shown("--method", "moco-v2")["rationale"] is None
     assert shown("--no-rationale")["rationale"] is None
-    byol = shown("--method", "byol", "--rationale", "--projections", "8", "--batch", "64")
+    byol = shown("--method", "byol", "--rationale", "--projections", "8", "--batch-size", "64")
     assert (byol["rationale"]["reading"], byol["rationale"]["projections"]) == ("finesight", 8)
     assert byol["optim"]["lr"] == pytest.approx(0.45 * 64 / 256)
     assert shown("--queue", "auto")["objective"]["queue"] == "auto"
@@ -104,7 +120,7 @@ def test_learning_from_labels_needs_some(unlabeled: Path, tmp_path: Path) -> Non
 
 def test_frozen_leaves_the_backbone_as_it_is_at_once(birds: Path, tmp_path: Path) -> None:
     run = tmp_path / "frozen"
-    words = ("train", "--data", birds, "--out", run, *PLAIN, "--method", "frozen", "--batch", "500")
+    words = ("train", "--data", birds, "--out", run, *PLAIN, "--method", "frozen", "--batch-size", "500")
     succeeded(command(*words))
     assert (run / "report.html").exists()
     again = succeeded(command(*words))
@@ -151,14 +167,14 @@ def no_run(tmp_path: Path, data: Path, *options: str, words: tuple[str, ...]) ->
         (("--set", "views.blur=red"), ("views.blur", "number", "'red'")),
         (("--set", "rationale=3"), ("'rationale' must be a table",)),
         (("--epochs", "0"), ("epochs", "greater than or equal to 1")),
-        (("--batch", "1"), ("batch", "greater than or equal to 2")),
+        (("--batch-size", "1"), ("batch", "greater than or equal to 2")),
         (("--lr", "-1"), ("optim.lr", "greater than 0")),
         (("--output-stride", "7"), ("backbone.output_stride",)),
         (("--precision", "8"), ("precision", "'bf16'")),
         (("--accelerator", "tpu"), ("accelerator", "'cpu'")),
         (("--config", "/nowhere/c.yaml"), ("/nowhere/c.yaml", "cannot be read")),
-        (("--batch", "44"), ("43 readable images", "5 held out", "batch of 44", "lower --batch to 43")),
-        (("--batch", "9", "--devices", "2"), ("--batch 9", "2 devices")),
+        (("--batch-size", "44"), ("43 readable images", "5 held out", "batch of 44", "lower --batch-size to 43")),
+        (("--batch-size", "9", "--devices", "2"), ("--batch-size 9", "2 devices")),
         (("--backbone", "resnet_50"), ("unknown backbone", "resnet50")),
         (("--backbone", "vit_tiny_patch16_224"), ("not convolutional",)),
         (("--weights", "/nowhere/w.pth"), ("/nowhere/w.pth", "no such file")),

@@ -312,7 +312,7 @@ def test_places_and_backdrops_index_the_trained_images(cache: DecodedCache, imag
 
 
 def test_backdrops_change_nothing_else_and_only_come_where_they_are_asked_for(cache: DecodedCache) -> None:
-    settings: dict[str, Any] = {"batch": 6, "epochs": 2, "seed": 1}
+    settings: dict[str, Any] = {"batch_size": 6, "epochs": 2, "seed": 1}
     for plain, behind in zip(
         Batches(cache, KEPT, **settings), Batches(cache, KEPT, backdrops=True, **settings), strict=True
     ):
@@ -323,7 +323,7 @@ def test_backdrops_change_nothing_else_and_only_come_where_they_are_asked_for(ca
 
 
 def test_backdrops_depend_on_seed_and_step_alone_and_join_over_ranks(cache: DecodedCache) -> None:
-    settings: dict[str, Any] = {"batch": 6, "epochs": 3, "backdrops": True}
+    settings: dict[str, Any] = {"batch_size": 6, "epochs": 3, "backdrops": True}
     whole = list(Batches(cache, KEPT, seed=1, **settings))
     later = list(Batches(cache, KEPT, seed=1, start=3, **settings))
     ranks = [list(Batches(cache, KEPT, seed=1, rank=rank, processes=2, **settings)) for rank in range(2)]
@@ -341,11 +341,11 @@ def test_backdrops_depend_on_seed_and_step_alone_and_join_over_ranks(cache: Deco
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_takes_boxes_of_the_joined_batch_and_maps_of_its_own_images(cache: DecodedCache, rank: int) -> None:
-    settings = {"saliency.source": "detector", "focus.source": "saliency", "views.second_paste": 1.0, "batch": 6}
+    settings = {"saliency.source": "detector", "focus.source": "saliency", "views.second_paste": 1.0, "batch_size": 6}
     module = small_module("moco-v2", steps_per_epoch=3, **settings)
     module.boxes.copy_(random_boxes(len(module.boxes)))
     module.maps.copy_(torch.arange(len(module.maps))[:, None, None])
-    for batch in Batches(cache, KEPT, batch=6, epochs=1, seed=0, rank=rank, processes=2, backdrops=True):
+    for batch in Batches(cache, KEPT, batch_size=6, epochs=1, seed=0, rank=rank, processes=2, backdrops=True):
         scene = module._scene(batch)
         assert torch.equal(scene.boxes, module.boxes[batch.places])
         assert scene.beta == module.config.focus.beta

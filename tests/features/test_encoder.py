@@ -355,7 +355,7 @@ def test_train_from_python_gives_the_encoder(birds: Path, tmp_path: Path, files:
     """The same settings as the ``lcr`` run, by the API: the same run, continued as by the same command."""
     settings = {
         "method": "moco-v2",
-        "batch": 8,
+        "batch_size": 8,
         "epochs": 1,
         "backbone": {"name": "test_resnet", "weights": "random", "output_stride": 8},
         "views.resolution": 32,

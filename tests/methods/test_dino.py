@@ -226,13 +226,13 @@ def test_local_crops_as_large_as_the_others_are_still_not_the_teachers() -> None
 
 
 def test_prototypes_wait() -> None:
-    objective = small("dino", hold_epochs=1.5)
+    objective = small("dino", freeze_epochs=1.5)
     layers, prototypes = objective.head_groups()
     assert list(prototypes.params) == [objective.head.prototypes]
-    assert prototypes.hold_epochs == 1.5
+    assert prototypes.freeze_epochs == 1.5
     assert list(layers.params) == list(objective.head.layers.parameters())
-    assert layers.hold_epochs == 0
-    assert small("dino").head_groups()[1].hold_epochs == 1.0
+    assert layers.freeze_epochs == 0
+    assert small("dino").head_groups()[1].freeze_epochs == 1.0
 
 
 def test_head_has_three_layers_and_no_batch_norm() -> None:

@@ -423,12 +423,14 @@ def test_another_pooling_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("batch", [32, 128, 1024])
 def test_settings_of_the_authors(batch: int) -> None:
-    found = flat(build_config({"data": "x", "method": "lewel-byol", "batch": batch}))
-    assert (found["optim.rule"], found["optim.lr"]) == ("lars", pytest.approx(3.6 * batch / 1024))
+    found = flat(build_config({"data": "x", "method": "lewel-byol", "batch_size": batch}))
+    assert (found["optim.optimizer"], found["optim.lr"]) == ("lars", pytest.approx(3.6 * batch / 1024))
     assert (found["optim.weight_decay"], found["optim.warmup_epochs"]) == (1.5e-6, 10)
     assert (found["views.scale"], found["views.blur"], found["views.second_solarize"]) == ([0.2, 1.0], 1.0, 0.2)
     assert (found["objective.momentum"], found["objective.heads"], found["objective.hidden"]) == (0.996, 4, 4096)
-    moco, base = (flat(build_config({"data": "x", "method": name, "batch": batch})) for name in ("lewel", "moco-v2"))
+    moco, base = (
+        flat(build_config({"data": "x", "method": name, "batch_size": batch})) for name in ("lewel", "moco-v2")
+    )
     alike = [name for name in base if name.startswith(("optim.", "views."))]
     assert {name: moco[name] for name in alike} == {name: base[name] for name in alike}
     for name in ("temperature", "momentum", "queue", "key_batch", "dim"):

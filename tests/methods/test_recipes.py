@@ -55,7 +55,7 @@ def test_every_recipe_is_a_whole_configuration(name: str) -> None:
 )
 def test_a_configuration_written_and_read_is_the_same(name: str, rationale: bool | None) -> None:
     asked = {} if rationale is None else {"rationale": rationale}
-    config = build_config({"data": "x", "method": name, "batch": 64, "epochs": 30, **asked})
+    config = build_config({"data": "x", "method": name, "batch_size": 64, "epochs": 30, **asked})
     written = yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False)
     assert build_config(yaml.safe_load(written)) == config
 
@@ -195,11 +195,11 @@ def settings(name: str, **given: Any) -> dict[str, Any]:
 )
 @pytest.mark.parametrize("batch", [32, 128, 1024])
 def test_rates_follow_the_batch(name: str, rule: str, rate: Any, batch: int) -> None:
-    found = settings(name, batch=batch)
-    assert found["optim.rule"] == rule
+    found = settings(name, batch_size=batch)
+    assert found["optim.optimizer"] == rule
     assert found["optim.lr"] == pytest.approx(rate(batch))
     assert found["optim.weight_decay"] == (1e-6 if rule == "lars" else 1e-4)
-    assert found["optim.lr"] * found["optim.bias_share"] == pytest.approx(
+    assert found["optim.lr"] * found["optim.bias_lr_ratio"] == pytest.approx(
         0.0048 * batch / 256 if name == "barlow-twins" else found["optim.lr"]
     )
 

@@ -109,7 +109,7 @@ def test_the_predictors_rate_is_constant() -> None:
     head, predictor = (list(group.params) for group in groups)
     assert head == list(objective.head.parameters())
     assert predictor == list(objective.predictor.parameters())
-    assert all(group.hold_epochs == 0 for group in groups)
+    assert all(group.freeze_epochs == 0 for group in groups)
 
 
 def test_projector_ends_in_a_norm_without_weights() -> None:

@@ -43,7 +43,7 @@ from finesight.training.module import TrainingModule
 from finesight.training.train import train
 from processes import command, refused, rows
 
-QUICK: dict[str, Any] = {"epochs": 2, "batch": 8, "views.resolution": 32}
+QUICK: dict[str, Any] = {"epochs": 2, "batch_size": 8, "views.resolution": 32}
 RUNTIME = RuntimeConfig(progress=False, log_every=1)
 ALL = {**ABLATIONS, "k-sweep apart": K_SWEEP_APART}
 
@@ -207,7 +207,7 @@ def test_one_training_fits_every_k(swept: tuple[Study, Records, dict[str, Any]])
 
 @pytest.mark.parametrize(
     "more",
-    [{"rationale.encoder_gradient": 0.05}, {"optim.clip": 1.0}, {"rationale.pooling": "average"}],
+    [{"rationale.encoder_gradient": 0.05}, {"optim.clip_grad_norm": 1.0}, {"rationale.pooling": "average"}],
     ids=lambda more: next(iter(more)),
 )
 def test_a_branch_that_has_a_say_gets_a_training_for_every_k(birds: Path, tmp_path: Path, more: dict[str, Any]) -> None:

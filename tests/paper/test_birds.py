@@ -177,7 +177,7 @@ def test_data_and_weights_may_move(done: engine.Bench, tmp_path: Path) -> None:
         ({**tiny.APART, "rationale.detach_target": False}, {}, False),
         ({**tiny.APART, "rationale.lam": 0.5}, {}, False),
         ({**tiny.APART, "rationale.projector": "3-layer-bn"}, {}, False),
-        (tiny.APART, {"optim.clip": 1.0}, False),
+        (tiny.APART, {"optim.clip_grad_norm": 1.0}, False),
     ],
 )
 def test_when_one_training_serves_both(

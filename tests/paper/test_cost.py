@@ -51,7 +51,7 @@ def test_what_is_saved_twice_is_counted_once() -> None:
 
 
 def test_memory_grows_with_batch_and_resolution(cub: Path) -> None:
-    plain, batch, pixels = found(cub), found(cub, batch=16), found(cub, **{"views.resolution": 64})
+    plain, batch, pixels = found(cub), found(cub, batch_size=16), found(cub, **{"views.resolution": 64})
     fixed = plain.memory - (batch.memory - plain.memory)  # all but the activations, as these double
     assert batch.memory > plain.memory
     assert pixels.memory - fixed == pytest.approx(4 * (plain.memory - fixed), rel=0.25)
@@ -79,7 +79,7 @@ def test_time_grows_with_epochs_and_work(cub: Path, monkeypatch: pytest.MonkeyPa
 
 def test_without_training_its_memory_and_disk_are_not_needed(cub: Path) -> None:
     work = Work(trainings=0, networks=1, probes=1, rows=1)
-    assert found(cub, work, batch=32).memory < found(cub, batch=32).memory
+    assert found(cub, work, batch_size=32).memory < found(cub, batch_size=32).memory
     assert found(cub, work).runs_disk == 0
     assert found(cub, work).cache_disk > 0
 
@@ -153,7 +153,7 @@ def test_what_every_step_takes_alike_is_not_multiplied_by_the_batch(cub: Path, m
         return 3.0 + 0.25 * images, 1.0
 
     monkeypatch.setattr(module, "_step", step)
-    cost = found(cub, batch=16)
+    cost = found(cub, batch_size=16)
     assert cost.training == pytest.approx(48 // 16 * (3.0 + 0.25 * 16))
 
 

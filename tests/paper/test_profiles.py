@@ -66,7 +66,7 @@ def test_the_paper_profile_is_what_the_paper_says(network: str) -> None:
     assert found.backbone.name == "resnet50"
     assert found.views.resolution == found.encoder_resolution == 224
     assert found.epochs == 100
-    assert found.batch == 128
+    assert found.batch_size == 128
     assert found.objective.queue == 65536
     assert found.objective.momentum == 0.999
     assert found.objective.temperature == 0.2
@@ -81,7 +81,7 @@ def test_the_paper_profile_is_what_the_paper_says(network: str) -> None:
 
 # --- the other systems of the paper's tables --------------------------------------------------------------------------
 
-SAME = ("epochs", "batch", "limit_classes", "backbone", "test_resolution", "initial_share", "validation")
+SAME = ("epochs", "batch_size", "limit_classes", "backbone", "test_resolution", "initial_weight_ratio", "validation")
 VIEWS = ("resolution", "saturation", "hue", "gray")
 
 
@@ -93,7 +93,7 @@ def test_every_system_of_the_tables_sees_what_moco_sees_as_long_as_it_does(name:
     assert found.pooling == OTHER_SYSTEMS[network].pooling
     assert [getattr(found, key) for key in SAME] == [getattr(moco, key) for key in SAME]
     assert found.views.resolution == moco.views.resolution
-    assert found.optim.hold_epochs == moco.optim.hold_epochs
+    assert found.optim.freeze_epochs == moco.optim.freeze_epochs
     if name != "paper":  # there the views are the method's own
         assert [getattr(found.views, key) for key in VIEWS] == [getattr(moco.views, key) for key in VIEWS]
     assert PROFILES[name].probes(network, OTHER_SYSTEMS[network]), "the tables show little else"
@@ -101,11 +101,11 @@ def test_every_system_of_the_tables_sees_what_moco_sees_as_long_as_it_does(name:
 
 @pytest.mark.parametrize("name", ["cpu-50", "paper"])
 def test_other_objectives_keep_their_authors_optimizer(name: str) -> None:
-    batch = PROFILES[name].settings["batch"]
+    batch = PROFILES[name].settings["batch_size"]
     byol, simsiam, supervised, dino = (config(name, network) for network in ("byol", "simsiam", "supervised", "dino"))
-    assert (byol.optim.rule, byol.optim.lr) == ("lars", pytest.approx(0.45 * batch / 256))
-    assert (simsiam.optim.rule, simsiam.optim.lr) == ("sgd", pytest.approx(0.05 * batch / 256))
-    assert (supervised.optim.lr, supervised.optim.backbone_share) == (0.01, 0.1)
+    assert (byol.optim.optimizer, byol.optim.lr) == ("lars", pytest.approx(0.45 * batch / 256))
+    assert (simsiam.optim.optimizer, simsiam.optim.lr) == ("sgd", pytest.approx(0.05 * batch / 256))
+    assert (supervised.optim.lr, supervised.optim.backbone_lr_ratio) == (0.01, 0.1)
     assert dino.optim.lr == pytest.approx(0.03 * batch / 256)
     assert config(name, "cvsa").optim == config(name, "moco-v2").optim
     assert config(name, "lewel").optim == config(name, "moco-v2").optim
@@ -143,7 +143,7 @@ def test_facts_say_what_the_configuration_has() -> None:
     facts = PROFILES["cpu-50"].facts(found, 123)
     assert facts["name"] == "cpu-50"
     assert facts["queue"] == 123
-    assert (facts["epochs"], facts["batch"], facts["lr"]) == (found.epochs, found.batch, found.optim.lr)
+    assert (facts["epochs"], facts["batch"], facts["lr"]) == (found.epochs, found.batch_size, found.optim.lr)
     assert json.loads(json.dumps(facts)) == facts
 
 

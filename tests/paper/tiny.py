@@ -28,7 +28,7 @@ SETTINGS = {
     "backbone.name": "test_resnet",
     "backbone.output_stride": 8,
     "views.resolution": 32,
-    "batch": 8,
+    "batch_size": 8,
     "validation.fraction": 0.0,
 }
 

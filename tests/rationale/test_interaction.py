@@ -230,7 +230,7 @@ class Step:
         handle = module.objective.register_forward_pre_hook(self._remember)
         assert module.rationale is not None
         module.rationale.register_forward_hook(self._keep)
-        module.training_step(small_batch(0, module.config.batch), 0)
+        module.training_step(small_batch(0, module.config.batch_size), 0)
         handle.remove()
 
     def _remember(self, _: nn.Module, args: tuple[Any, ...]) -> None:
@@ -265,7 +265,7 @@ class Step:
 @pytest.mark.parametrize("pooling", ["average", "rationale", "bilinear"])
 def test_the_target_of_a_step_is_what_nudging_cells_measures(base: str, pooling: str) -> None:
     """Whatever the head sees of φ, what the branch is taught is the gradient of the map itself."""
-    settings: dict[str, Any] = {"rationale.reading": "finesight", "train_pooling": pooling, "batch": 3}
+    settings: dict[str, Any] = {"rationale.reading": "finesight", "train_pooling": pooling, "batch_size": 3}
     if pooling == "bilinear":
         settings["rationale.branch_norm"] = "batch"
     module = small_module(base, **settings, **{"rationale.projections": 4})

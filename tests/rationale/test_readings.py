@@ -198,7 +198,7 @@ def test_sign_of_the_score_decides_which_half_relu_keeps() -> None:
 
 
 def training_module(**settings: Any) -> TrainingModule:
-    common = {"data": "unused", "batch": 4, "epochs": 1, "objective.dim": 8, "views.resolution": 64}
+    common = {"data": "unused", "batch_size": 4, "epochs": 1, "objective.dim": 8, "views.resolution": 64}
     network = {"backbone.name": "test_resnet", "backbone.weights": "random"}
     return TrainingModule(build_config({**common, **network, **settings}), images=16, steps_per_epoch=4)
 
@@ -232,8 +232,8 @@ def test_branch_takes_its_own_adam_step_or_a_part_of_the_sgd(reading: ReadingNam
     assert module.rationale is not None
     backbone, heads, branch = module.optimizer.param_groups
     own = READINGS[reading].branch_lr
-    assert (branch["rule"], branch["base_lr"]) == (("sgd", 0.03) if own is None else ("adam", own))
-    assert [(group["rule"], group["base_lr"]) for group in (backbone, heads)] == [("sgd", 0.03)] * 2
+    assert (branch["optimizer"], branch["base_lr"]) == (("sgd", 0.03) if own is None else ("adam", own))
+    assert [(group["optimizer"], group["base_lr"]) for group in (backbone, heads)] == [("sgd", 0.03)] * 2
     assert {id(p) for p in branch["params"]} == {id(p) for p in module.rationale.parameters()}
     trained = {id(p) for p in module.objective.parameters() if p.requires_grad}
     own = {id(p) for p in module.objective.backbone.parameters() if p.requires_grad}

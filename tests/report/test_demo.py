@@ -25,7 +25,7 @@ def committed() -> list[dict]:
 def test_the_demo_leaves_scores_and_a_report_and_continues(tmp_path, monkeypatch):
     small = partial(LookalikesConfig, species=4, train_per_species=8, test_per_species=4, size=48)
     monkeypatch.setattr(demo, "LookalikesConfig", small)
-    quick = {"epochs": 1, "batch": 8, "views.resolution": 40}
+    quick = {"epochs": 1, "batch_size": 8, "views.resolution": 40}
     monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, **quick})
     first = demo.run_demo(tmp_path, 3, progress=False)
     assert [row["system"] for row in first.table] == list(demo.SYSTEMS)
@@ -49,7 +49,7 @@ def test_the_demo_leaves_scores_and_a_report_and_continues(tmp_path, monkeypatch
 def test_without_gradient_from_the_branch_lcr_trains_the_encoder_of_moco(tmp_path):
     """What lets one training stand for both in the demo."""
     data = make_lookalikes(tmp_path / "data", LookalikesConfig(species=4, train_per_species=8, size=48))
-    quick = {**demo.SETTINGS, "epochs": 2, "batch": 8, "views.resolution": 40, "data": str(data.root)}
+    quick = {**demo.SETTINGS, "epochs": 2, "batch_size": 8, "views.resolution": 40, "data": str(data.root)}
     weights = []
     for method, own in (("moco-v2", {}), ("lcr", demo.RATIONALE), ("lcr", {"rationale.encoder_gradient": 0.05})):
         out = tmp_path / f"run-{len(weights)}"

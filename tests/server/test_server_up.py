@@ -75,7 +75,7 @@ def test_without_training(photos: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_with_training(photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "mine"
-    training = ("--epochs", "1", "--batch", "4", "--set", "rationale.projections=4", "--set", "objective.dim=8")
+    training = ("--epochs", "1", "--batch-size", "4", "--set", "rationale.projections=4", "--set", "objective.dim=8")
     with Serving("up", photos, "--out", run, *SMALL, *training, *QUICK) as running:
         health = settled(running, 12)
         assert health["encoder"]["method"] == "lcr"  # type: ignore[index]
@@ -102,9 +102,9 @@ def test_where_a_run_goes(photos: Path, tmp_path: Path) -> None:
 
 def test_a_batch_that_a_small_folder_fills(photos: Path, tmp_path: Path) -> None:
     new = RunFolder(tmp_path / "new")
-    assert config_of(new, photos, 12, {}).batch == 10
-    assert config_of(new, photos, 5000, {}).batch == 128
-    assert config_of(new, photos, 12, {"batch": 4}).batch == 4
+    assert config_of(new, photos, 12, {}).batch_size == 10
+    assert config_of(new, photos, 5000, {}).batch_size == 128
+    assert config_of(new, photos, 12, {"batch_size": 4}).batch_size == 4
     assert config_of(new, photos, 12, {}).method == "lcr"
 
 

@@ -28,7 +28,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
 @pytest.fixture(scope="module")
 def make(cache: DecodedCache) -> Maker:
     def batches(images: int = IMAGES, **options: int) -> Batches:
-        return Batches(cache, np.arange(images), **{"batch": 5, "epochs": 3, "seed": 7, **options})
+        return Batches(cache, np.arange(images), **{"batch_size": 5, "epochs": 3, "seed": 7, **options})
 
     return batches
 
@@ -43,7 +43,7 @@ def who(canvas: torch.Tensor) -> list[int]:
 def test_every_image_at_most_once_an_epoch_in_full_batches(
     make: Maker, images: int, batch: int, epochs: int, seed: int
 ) -> None:
-    batches = make(images, batch=batch, epochs=epochs, seed=seed)
+    batches = make(images, batch_size=batch, epochs=epochs, seed=seed)
     assert batches.steps_per_epoch == images // batch
     assert len(batches) == epochs * (images // batch)
     for epoch in range(epochs):
@@ -96,8 +96,8 @@ def test_a_later_start_gives_the_same_remaining_batches(make: Maker, start: int)
 
 @pytest.mark.parametrize("processes", [1, 2, 3])
 def test_shares_of_the_ranks_join_to_the_whole_batch(make: Maker, processes: int) -> None:
-    whole = list(make(batch=6))
-    ranks = [list(make(batch=6, rank=rank, processes=processes)) for rank in range(processes)]
+    whole = list(make(batch_size=6))
+    ranks = [list(make(batch_size=6, rank=rank, processes=processes)) for rank in range(processes)]
     for step, expected in enumerate(whole):
         parts = [rank[step] for rank in ranks]
         assert list(chain(*(who(part.canvas) for part in parts))) == who(expected.canvas)
@@ -108,7 +108,7 @@ def test_shares_of_the_ranks_join_to_the_whole_batch(make: Maker, processes: int
 
 def test_only_the_given_images_are_used(cache: DecodedCache) -> None:
     kept = np.array([1, 4, 9, 16, 20, 22])
-    batches = Batches(cache, kept, batch=3, epochs=2, seed=0)
+    batches = Batches(cache, kept, batch_size=3, epochs=2, seed=0)
     for epoch in range(2):
         assert sorted(i for step in (0, 1) for i in batches.indices(2 * epoch + step).tolist()) == kept.tolist()
 
@@ -144,7 +144,7 @@ def labeled(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
 def test_labels_are_those_of_this_ranks_images(labeled: DecodedCache, processes: int) -> None:
     seen: set[int] = set()
     for rank in range(processes):
-        for batch in Batches(labeled, np.arange(12), batch=6, epochs=2, seed=1, rank=rank, processes=processes):
+        for batch in Batches(labeled, np.arange(12), batch_size=6, epochs=2, seed=1, rank=rank, processes=processes):
             assert batch.labels is not None
             assert batch.labels.dtype == torch.int64
             assert len(batch.labels) == len(batch.canvas) == 6 // processes
@@ -158,7 +158,7 @@ def test_labels_of_chosen_images_and_of_none(labeled: DecodedCache, make: Maker)
     chosen = np.array([1, 5, 6, 11])
     source = labeled.source.labels
     assert source is not None
-    (batch,) = Batches(labeled, chosen, batch=4, epochs=1, seed=0)
+    (batch,) = Batches(labeled, chosen, batch_size=4, epochs=1, seed=0)
     assert batch.labels is not None
     assert sorted(batch.labels.tolist()) == sorted(source[chosen].tolist())
     assert batch.labels.tolist() == [picture % 3 for picture in who(batch.canvas)]

@@ -19,7 +19,7 @@ IMAGES, SIDE, STEPS = 16, 40, 40
 SETTINGS: dict[str, Any] = {
     "data": "none",
     "method": "simsiam",
-    "batch": IMAGES,
+    "batch_size": IMAGES,
     "epochs": 1,
     "backbone.name": "test_resnet",
     "backbone.weights": "random",

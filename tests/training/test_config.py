@@ -29,7 +29,7 @@ def error_of(**settings: Any) -> str:
 
 def test_defaults_are_the_papers() -> None:
     config = build_config({"data": "birds"})
-    assert (config.data, config.method, config.epochs, config.batch) == ("birds", "lcr", 100, 128)
+    assert (config.data, config.method, config.epochs, config.batch_size) == ("birds", "lcr", 100, 128)
     assert (config.optim.lr, config.optim.momentum, config.optim.weight_decay) == (0.03, 0.9, 1e-4)
     assert (config.optim.warmup_epochs, config.optim.cosine) == (0, "epoch")
     assert (config.objective.dim, config.objective.temperature, config.objective.momentum) == (256, 0.2, 0.999)
@@ -85,7 +85,7 @@ def test_method_without_rationale_refuses_its_settings_by_name() -> None:
 def test_every_bad_key_is_named_at_once() -> None:
     message = error_of(
         epohcs=3,
-        batch="many",
+        batch_size="many",
         seed=-1,
         **{
             "views.resolutoin": 112,
@@ -94,13 +94,13 @@ def test_every_bad_key_is_named_at_once() -> None:
             "objective.quue": 5,
             "backbone.freeze": -2,
             "optim.momentum": 1.5,
-            "validation.most": "x",
+            "validation.max_images": "x",
         },
     )
     lines = message.splitlines()[1:]
     for key in ("epohcs", "views.resolutoin", "rationale.tua", "objective.quue"):
         assert [line for line in lines if line.startswith(f"  {key} (no such setting)")], key
-    for key in ("batch", "seed", "rationale.tau", "backbone.freeze", "optim.momentum", "validation.most"):
+    for key in ("batch_size", "seed", "rationale.tau", "backbone.freeze", "optim.momentum", "validation.max_images"):
         assert [line for line in lines if line.startswith(f"  {key}: ")], key
     assert len(lines) == 10
     assert "'many'" in message
@@ -129,8 +129,8 @@ def test_unknown_method_and_reading_list_what_there_is() -> None:
         ({"seed": 1, "seed.x": 2}, "seed"),
         ({"objective.queue": 0}, "objective.queue"),
         ({"backbone.output_stride": 12}, "backbone.output_stride"),
-        ({"optim.clip": 0}, "optim.clip"),
-        ({"batch": 1}, "batch"),
+        ({"optim.clip_grad_norm": 0}, "optim.clip_grad_norm"),
+        ({"batch_size": 1}, "batch_size"),
         ({"rationale.encoder_gradient": 1.5}, "rationale.encoder_gradient"),
     ],
 )
@@ -184,7 +184,12 @@ def test_flat_is_the_way_back() -> None:
 @pytest.mark.parametrize("method", RECIPES)
 @pytest.mark.parametrize("reading", READINGS)
 def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str, reading: ReadingName) -> None:
-    settings: dict[str, Any] = {"data": "déjà vu", "method": method, "views.scale": [0.3, 0.9], "optim.clip": 1.0}
+    settings: dict[str, Any] = {
+        "data": "déjà vu",
+        "method": method,
+        "views.scale": [0.3, 0.9],
+        "optim.clip_grad_norm": 1.0,
+    }
     if RECIPES[method].rationale:
         settings |= {"rationale.reading": reading, "rationale.nu": 0.5, "objective.dim": 77}
     config = build_config(settings)

@@ -61,7 +61,7 @@ def steps_of(method: str, rows: slice) -> list[Step]:
     """What happens in the first steps of training on these rows of the joined batch."""
     # norms of each rank's own half would have to differ; LEWEL joins those of its queries only
     frozen = not OBJECTIVES[method].joint_norm and method != "lewel"
-    settings = {"rationale": True, "backbone.frozen_norm": frozen, "batch": RANKS * EACH}
+    settings = {"rationale": True, "backbone.frozen_norm": frozen, "batch_size": RANKS * EACH}
     module = small_module(method, steps_per_epoch=1, **settings).double()
     assert module.rationale is not None
     assert module.rationale.config == READINGS["finesight"]

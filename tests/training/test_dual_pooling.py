@@ -25,7 +25,7 @@ IMAGES, BATCH, SIDE, STEPS = 96, 16, 40, 60
 SEEDS = (0, 1, 2)
 SETTINGS: dict[str, Any] = {
     "data": "none",
-    "batch": BATCH,
+    "batch_size": BATCH,
     "epochs": 1,
     "backbone.name": "test_resnet",
     "backbone.weights": "random",

@@ -44,13 +44,13 @@ def moved(birds: Path, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
 
 
 def test_a_held_backbone_does_not_move_while_the_head_learns(birds: Path, tmp_path: Path) -> None:
-    still = moved(birds, tmp_path / "held", **{"optim.hold_epochs": 2})
+    still = moved(birds, tmp_path / "held", **{"optim.freeze_epochs": 2})
     assert all(not delta.any() for delta in still.values())
     losses = [float(row["objective"]) for row in rows(tmp_path / "held")]
     rates = [float(row["lr"]) for row in rows(tmp_path / "held")]
     assert len(set(losses)) == len(losses) == 12
     assert rates[0] == 0.03, "the rate on record is the heads'"
-    released = moved(birds, tmp_path / "released", **{"optim.hold_epochs": 1})
+    released = moved(birds, tmp_path / "released", **{"optim.freeze_epochs": 1})
     assert any(delta.any() for delta in released.values())
     before = [float(row["loss"]) for row in rows(tmp_path / "released")][:7]
     assert before == [float(row["loss"]) for row in rows(tmp_path / "held")][:7], (
@@ -62,11 +62,11 @@ def test_the_backbone_takes_its_share_of_the_rate(birds: Path, tmp_path: Path) -
     """After one step the distance is rate times gradient, and the gradient is the same."""
     one_step = {"limit_images": 8, "epochs": 1}
     whole = moved(birds, tmp_path / "whole", **one_step)
-    quarter = moved(birds, tmp_path / "quarter", **one_step, **{"optim.backbone_share": 0.25})
+    quarter = moved(birds, tmp_path / "quarter", **one_step, **{"optim.backbone_lr_ratio": 0.25})
     assert any(delta.any() for delta in whole.values())
     for name, delta in whole.items():
         torch.testing.assert_close(quarter[name], delta / 4, rtol=1e-3, atol=1e-7)
-    none = moved(birds, tmp_path / "none", **one_step, **{"optim.backbone_share": 0})
+    none = moved(birds, tmp_path / "none", **one_step, **{"optim.backbone_lr_ratio": 0})
     assert all(not delta.any() for delta in none.values())
 
 
@@ -74,7 +74,7 @@ def test_the_backbone_takes_its_share_of_the_rate(birds: Path, tmp_path: Path) -
 def test_the_encoder_is_the_trained_one_mixed_with_the_initial_one(birds: Path, tmp_path: Path, share: float) -> None:
     """Batch statistics too; what training itself computes does not change."""
     plain = finished(birds, tmp_path / "plain")
-    mixed = finished(birds, tmp_path / "mixed", initial_share=share)
+    mixed = finished(birds, tmp_path / "mixed", initial_weight_ratio=share)
     start, end = untrained_encoder(plain.config()).backbone.state_dict(), backbone_of(plain)
     for name, value in backbone_of(mixed).items():
         if value.is_floating_point():
@@ -85,7 +85,7 @@ def test_the_encoder_is_the_trained_one_mixed_with_the_initial_one(birds: Path, 
 
 
 def test_an_encoder_is_used_at_the_test_resolution(birds: Path, tmp_path: Path) -> None:
-    settings = {"test_resolution": 48, "validation.fraction": 0.25, "validation.every": 1}
+    settings = {"test_resolution": 48, "validation.fraction": 0.25, "validation.every_n_epochs": 1}
     run = finished(birds, tmp_path / "run", **settings)
     encoder = Encoder.load(run.root)
     assert encoder.config.resolution == 48

@@ -48,7 +48,7 @@ def test_every_weight_that_learns_is_in_one_group(method: str) -> None:
     learning = [p for p in module.parameters() if p.requires_grad]
     assert len(grouped) == len({id(p) for p in grouped})
     assert {id(p) for p in grouped} == {id(p) for p in learning}
-    rules = {group["rule"] for group in module.optimizer.param_groups}
+    rules = {group["optimizer"] for group in module.optimizer.param_groups}
     adaptive = method in ("byol", "byol-lcr", "simclr", "barlow-twins", "vicreg")
     assert rules == {"lars" if adaptive else "sgd"} | ({"adam"} if module.rationale else set())
 
@@ -87,14 +87,14 @@ def test_dinos_other_weights_do_not_wait() -> None:
 
 @pytest.mark.parametrize("hold", [0.0, 0.5, 1.0, 2.0])
 def test_dinos_prototypes_wait_as_long_as_they_are_told(hold: float) -> None:
-    module = built("dino", **{"objective.hold_epochs": hold})
+    module = built("dino", **{"objective.freeze_epochs": hold})
     waiting = [lrs(module, step)[-1] == 0 for step in range(STEPS)]
     assert waiting == [step < hold * PER_EPOCH for step in range(STEPS)]
 
 
 @pytest.mark.parametrize("method", ["moco-v2", "simsiam", "simclr", "dino", "byol-lcr"])
 def test_a_held_backbone_waits_while_the_heads_learn(method: str) -> None:
-    settings = {"optim.hold_epochs": 1, "optim.warmup_epochs": 0, "backbone.frozen_norm": True}
+    settings = {"optim.freeze_epochs": 1, "optim.warmup_epochs": 0, "backbone.frozen_norm": True}
     module = built(method, **settings)
     for step in range(PER_EPOCH):
         assert not any(moved(module, "backbone", step))
@@ -111,7 +111,7 @@ def test_warm_up_is_for_all_but_what_keeps_its_rate() -> None:
 
 
 def test_the_floor_and_the_backbones_share_reach_the_groups() -> None:
-    settings = {"optim.lr": 0.5, "optim.floor": 0.2, "optim.backbone_share": 0.1, "optim.cosine": "step"}
+    settings = {"optim.lr": 0.5, "optim.min_lr_ratio": 0.2, "optim.backbone_lr_ratio": 0.1, "optim.cosine": "step"}
     module = built("moco-v2", **settings)
     for step, share in enumerate(rates(PER_EPOCH, EPOCHS, 0, "step", 0.2)):
         assert lrs(module, step) == pytest.approx([0.05 * share, 0.5 * share])
@@ -121,6 +121,6 @@ def test_biases_of_barlow_twins_have_a_rate_of_their_own() -> None:
     """0.0048 where matrices have 0.2, by the authors' code."""
     module = built("barlow-twins")
     for group in module.optimizer.param_groups:
-        assert group["bias_share"] == pytest.approx(0.0048 / 0.2)
+        assert group["bias_lr_ratio"] == pytest.approx(0.0048 / 0.2)
         assert group["base_lr"] == pytest.approx(0.2 * 8 / 256)
         assert group["weight_decay"] == 1e-6

@@ -26,7 +26,7 @@ from small import drive
 SPECIES, SIDE, BATCH, EPOCHS = 10, 40, 32, 15
 MARGIN = 2.0  # points of mAP
 SETTINGS: dict[str, Any] = {
-    "batch": BATCH,
+    "batch_size": BATCH,
     "epochs": EPOCHS,
     "backbone.name": "test_resnet",
     "backbone.weights": "random",
@@ -41,7 +41,7 @@ SETTINGS: dict[str, Any] = {
     "views.blur": 0.5,
     "views.second_blur": 0.5,
     "views.second_solarize": 0.0,
-    "optim.rule": "sgd",
+    "optim.optimizer": "sgd",
     "optim.cosine": "epoch",
     "optim.warmup_epochs": 0.0,
 }
@@ -80,7 +80,7 @@ METHODS: dict[str, dict[str, Any]] = {
     "moco-v2": {"optim.lr": 0.03, "objective.dim": 64, "objective.momentum": 0.99},
     "simclr": {"optim.lr": 0.02, "objective.hidden": 128, "objective.dim": 64, "objective.temperature": 0.5},
     "simsiam": {"optim.lr": 0.1, "objective.hidden": 256, "objective.dim": 64, "objective.bottleneck": 256},
-    "supervised": {"optim.lr": 0.03, "optim.backbone_share": 1.0, "views.jitter": 0.0, "views.blur": 0.0},
+    "supervised": {"optim.lr": 0.03, "optim.backbone_lr_ratio": 1.0, "views.jitter": 0.0, "views.blur": 0.0},
     "vicreg": {"optim.lr": 0.003, "objective.hidden": 256, "objective.dim": 256},
 }
 
@@ -125,7 +125,9 @@ def gain(method: str, cache: DecodedCache, **settings: Any) -> float:
     if (looks := looks_of(config, cache, images)) is not None:
         looks.begin(module, None, progress=False)
     module.train()
-    steps = Batches(cache, images, batch=BATCH, epochs=config.epochs, seed=config.seed, backdrops=config.views.pastes)
+    steps = Batches(
+        cache, images, batch_size=BATCH, epochs=config.epochs, seed=config.seed, backdrops=config.views.pastes
+    )
     for batch in steps:
         drive(module, batch)
     return score(module, cache) - before

@@ -36,7 +36,7 @@ from small import drive, small_module
 RESOLUTION, BATCH, PER_EPOCH = 32, 8, 3
 IMAGES = np.sort(np.random.default_rng(0).permutation(48)[: BATCH * PER_EPOCH])  # the others are held out
 HIGH = {"focus.threshold": 0.6}  # on a map of 4×4 hardly a row is all below a tenth
-ENERGY: dict[str, Any] = {"focus.source": "energy", "focus.every": 1, **HIGH}
+ENERGY: dict[str, Any] = {"focus.source": "energy", "focus.every_n_epochs": 1, **HIGH}
 
 
 @pytest.fixture(scope="module")
@@ -96,7 +96,7 @@ def seen_in_a_run(module: TrainingModule, cache: DecodedCache) -> list[tuple[Ten
     """What was known at the beginning of every step."""
     looks, known = Looks(cache, IMAGES), []
     config = module.config
-    steps = Batches(cache, IMAGES, batch=BATCH, epochs=config.epochs, seed=0, backdrops=config.views.pastes)
+    steps = Batches(cache, IMAGES, batch_size=BATCH, epochs=config.epochs, seed=0, backdrops=config.views.pastes)
     for number, batch in enumerate(steps):
         looks.on_train_batch_start(None, module, batch, number)  # type: ignore[arg-type]
         assert module.rationale is not None
@@ -112,7 +112,7 @@ def changes(known: list[Tensor]) -> list[int]:
 
 
 def test_boxes_come_after_the_first_epochs_and_again_with_every_look(cache: DecodedCache) -> None:
-    known = seen_in_a_run(module_of(epochs=5, **{**ENERGY, "focus.every": 2}), cache)
+    known = seen_in_a_run(module_of(epochs=5, **{**ENERGY, "focus.every_n_epochs": 2}), cache)
     boxes = [row[0] for row in known]
     assert (boxes[0] == NO_BOX).all()
     assert changes(boxes) == [2 * PER_EPOCH, 4 * PER_EPOCH]
@@ -120,7 +120,12 @@ def test_boxes_come_after_the_first_epochs_and_again_with_every_look(cache: Deco
 
 
 def test_saliency_of_the_rationale_and_the_boxes_of_it_come_together(cache: DecodedCache) -> None:
-    settings = {"saliency.source": "rationale", "focus.source": "saliency", "saliency.every": 1, "views.paste": 0.5}
+    settings = {
+        "saliency.source": "rationale",
+        "focus.source": "saliency",
+        "saliency.every_n_epochs": 1,
+        "views.paste": 0.5,
+    }
     module = module_of(epochs=3, **settings, **HIGH)
     module.maps.zero_()
     known = seen_in_a_run(module, cache)
@@ -144,7 +149,7 @@ def test_projections_are_chosen_once(cache: DecodedCache, start: int) -> None:
 
 def test_a_step_in_the_middle_of_an_epoch_looks_at_nothing(cache: DecodedCache) -> None:
     module, looks = module_of(epochs=5, **ENERGY), Looks(cache, IMAGES)
-    steps = list(Batches(cache, IMAGES, batch=BATCH, epochs=5, seed=0))
+    steps = list(Batches(cache, IMAGES, batch_size=BATCH, epochs=5, seed=0))
     for step in (0, 4, 5, 7):
         looks.on_train_batch_start(None, module, steps[step], 0)  # type: ignore[arg-type]
         assert (module.boxes == NO_BOX).all()
@@ -208,7 +213,7 @@ def test_boxes_of_the_rationale_are_those_of_its_mask(cache: DecodedCache, power
 
 
 def test_masks_of_the_rationale_become_maps_of_the_images(cache: DecodedCache) -> None:
-    module = module_of(**{"saliency.source": "rationale", "saliency.every": 1, "views.paste": 0.5})
+    module = module_of(**{"saliency.source": "rationale", "saliency.every_n_epochs": 1, "views.paste": 0.5})
     encoder = encoder_of(module.config, module)
     masks = torch.cat([encoder.mask(phi_of(module, cache, int(image))) for image in IMAGES]).detach()
     masks = masks / masks.amax((1, 2), keepdim=True)
@@ -256,7 +261,7 @@ def test_where_the_branch_pools_its_twin_keeps_the_same_projections(cache: Decod
 @pytest.mark.parametrize("method", ["lcr", "sam-ssl-bilinear", "byol-lcr"])
 def test_a_look_leaves_everything_else_as_it_was(cache: DecodedCache, method: str, frozen: bool) -> None:
     """Statistics of norms, modes, gradients and whatever is drawn next."""
-    settings = {"focus.source": "rationale", "focus.every": 1, "backbone.frozen_norm": frozen}
+    settings = {"focus.source": "rationale", "focus.every_n_epochs": 1, "backbone.frozen_norm": frozen}
     settings |= {"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1}
     module = module_of(method, **settings)
     module.train()
@@ -380,9 +385,9 @@ def test_maps_that_can_be_had_again_are_not_part_of_a_checkpoint() -> None:
 
 def test_before_its_first_look_the_rationale_pastes_nothing(cache: DecodedCache) -> None:
     """Its maps are empty, and an object that is nowhere is not pasted."""
-    pasted = module_of(**{"saliency.source": "rationale", "views.paste": 1.0, "saliency.every": 1})
+    pasted = module_of(**{"saliency.source": "rationale", "views.paste": 1.0, "saliency.every_n_epochs": 1})
     pasted.maps.zero_()
-    batch = next(iter(Batches(cache, IMAGES, batch=BATCH, epochs=1, seed=0, backdrops=True)))
+    batch = next(iter(Batches(cache, IMAGES, batch_size=BATCH, epochs=1, seed=0, backdrops=True)))
     kind, generator = pasted.kinds[0], torch.Generator()
     scene = pasted._scene(batch)
     plain = scene.view(kind.model_copy(update={"paste": 0.0}), generator.manual_seed(0))
@@ -426,9 +431,16 @@ def test_two_processes_see_what_one_sees(places: tuple[Path, Path], tmp_path: Pa
 # --- stopped and continued ----------------------------------------------------------------------------------------
 
 RUNS = {
-    "contrastive crop": ("--method", "contrastive-crop", "--set", "focus.every=1", "--set", "focus.threshold=0.6"),
+    "contrastive crop": (
+        "--method",
+        "contrastive-crop",
+        "--set",
+        "focus.every_n_epochs=1",
+        "--set",
+        "focus.threshold=0.6",
+    ),
     "saliency and keep": (
-        *("--set", "saliency.source=rationale", "--set", "saliency.every=1", "--set", "focus.source=saliency"),
+        *("--set", "saliency.source=rationale", "--set", "saliency.every_n_epochs=1", "--set", "focus.source=saliency"),
         *("--set", "views.paste=0.5", "--set", "rationale.keep=top", "--set", "rationale.keep_count=2"),
         *("--set", "rationale.keep_from=1"),
     ),
@@ -469,7 +481,7 @@ def test_a_run_without_looks_is_another(birds: Path, tmp_path: Path) -> None:
     runs = []
     for every in (1, 2):
         run = tmp_path / str(every)
-        settings = ("--method", "contrastive-crop", "--set", f"focus.every={every}")
+        settings = ("--method", "contrastive-crop", "--set", f"focus.every_n_epochs={every}")
         trained(run, *NEVER, "--data", birds, "--epochs", "3", *words, *settings)
         runs.append((run / "metrics.csv").read_text().splitlines()[1:])
     assert [a == b for a, b in zip(*runs, strict=True)] == [True] * 5 + [False] * 10

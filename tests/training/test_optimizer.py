@@ -37,7 +37,7 @@ def rate(step: int) -> float:
 def both_kinds(encoder: list[nn.Parameter], branch: list[nn.Parameter]) -> GroupedOptimizer:
     groups: list[dict[str, Any]] = [
         {"params": encoder, "base_lr": 0.1},
-        {"params": branch, "base_lr": 0.1, "rule": "adam"},
+        {"params": branch, "base_lr": 0.1, "optimizer": "adam"},
     ]
     return GroupedOptimizer(groups, MOMENTUM, DECAY)
 
@@ -176,7 +176,7 @@ SHARE = 0.3
 
 
 def adaptive(params: list[nn.Parameter], decay: float = DECAY, share: float = SHARE) -> GroupedOptimizer:
-    return GroupedOptimizer([{"params": params, "rule": "lars", "base_lr": 0.1}], MOMENTUM, decay, share)
+    return GroupedOptimizer([{"params": params, "optimizer": "lars", "base_lr": 0.1}], MOMENTUM, decay, share)
 
 
 @pytest.mark.parametrize("share", [1.0, SHARE, 0.0])
@@ -279,9 +279,12 @@ def test_lars_leaves_parameters_without_gradient_alone() -> None:
 def test_each_gradient_is_shortened_on_its_own(length: float) -> None:
     start = [w.detach().numpy() for w in weights(0)]
     encoder, branch = weights(0), weights(1)
-    groups: list[dict[str, Any]] = [{"params": encoder}, {"params": branch, "rule": "adam", "clip_each": None}]
-    ours, free = GroupedOptimizer(groups, MOMENTUM, DECAY, clip_each=length), weights(1)
-    alone = GroupedOptimizer([{"params": free, "rule": "adam"}], MOMENTUM, DECAY)
+    groups: list[dict[str, Any]] = [
+        {"params": encoder},
+        {"params": branch, "optimizer": "adam", "clip_grad_norm_per_tensor": None},
+    ]
+    ours, free = GroupedOptimizer(groups, MOMENTUM, DECAY, clip_grad_norm_per_tensor=length), weights(1)
+    alone = GroupedOptimizer([{"params": free, "optimizer": "adam"}], MOMENTUM, DECAY)
     for step in range(STEPS):
         advance(ours, step)
         advance(alone, step)
@@ -294,7 +297,7 @@ def test_each_gradient_is_shortened_on_its_own(length: float) -> None:
 
 def test_no_gradient_at_all_stays_none() -> None:
     parameter = nn.Parameter(torch.ones(2, 2))
-    optimizer = GroupedOptimizer([{"params": [parameter], "lr": 1.0}], 0.0, 0.0, clip_each=1.0)
+    optimizer = GroupedOptimizer([{"params": [parameter], "lr": 1.0}], 0.0, 0.0, clip_grad_norm_per_tensor=1.0)
     parameter.grad = torch.zeros(2, 2)
     optimizer.step()
     assert torch.equal(parameter, torch.ones(2, 2))

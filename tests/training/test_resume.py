@@ -31,11 +31,11 @@ class Case:
 def case(request: pytest.FixtureRequest, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Case:
     """The second has all a run can carry over: accumulation with an incomplete last update (15 = 7 · 2 + 1), clipping,
     norms in the branch, the best encoder so far. Both validate after every epoch."""
-    options = ("--data", str(birds), "--epochs", "3", "--set", "validation.every=1", *TINY)
+    options = ("--data", str(birds), "--epochs", "3", "--set", "validation.every_n_epochs=1", *TINY)
     accumulate = 1
     if request.param == "accumulated":
         accumulate = 2
-        options += ("--reading", "released", "--accumulate", "2", "--clip", "1")
+        options += ("--reading", "released", "--accumulate-grad-batches", "2", "--clip-grad-norm", "1")
     whole = tmp_path_factory.mktemp("resume") / request.param
     trained(whole, *NEVER, *options)
     assert [int(row["step"]) for row in rows(whole)] == list(range(STEPS))

@@ -22,7 +22,7 @@ def test_every_step_of_a_run_against_the_listed_rates(
 ) -> None:
     warmup = min(warmup, epochs - 1)
     factors = [
-        cosine_factor(step, per_epoch, epochs, warmup_epochs=warmup, every=every, floor=floor)
+        cosine_factor(step, per_epoch, epochs, warmup_epochs=warmup, every=every, min_ratio=floor)
         for step in range(epochs * per_epoch)
     ]
     assert factors == pytest.approx(rates(per_epoch, epochs, warmup, every, floor), rel=1e-9, abs=1e-12)
@@ -68,11 +68,11 @@ def test_warm_up_as_long_as_the_run_never_falls() -> None:
 @pytest.mark.parametrize("every", ["epoch", "step"])
 def test_ends_at_the_floor_and_begins_and_warms_up_as_without(every: str) -> None:
     high, low = (
-        [cosine_factor(step, 10, 8, warmup_epochs=1.5, every=every, floor=floor) for step in range(90)]
+        [cosine_factor(step, 10, 8, warmup_epochs=1.5, every=every, min_ratio=floor) for step in range(90)]
         for floor in (0.2, 0.0)
     )
     assert high[:15] == low[:15]
-    assert cosine_factor(0, 10, 8, every=every, floor=0.2) == 1
+    assert cosine_factor(0, 10, 8, every=every, min_ratio=0.2) == 1
     assert all(a > b for a, b in zip(high[20:80], low[20:80], strict=True))
     assert high[80:] == pytest.approx([0.2] * 10)
     assert min(high[15:]) == pytest.approx(0.2)
@@ -80,4 +80,4 @@ def test_ends_at_the_floor_and_begins_and_warms_up_as_without(every: str) -> Non
 
 
 def test_a_floor_of_one_never_falls() -> None:
-    assert [cosine_factor(step, 4, 3, every="step", floor=1.0) for step in range(12)] == [1.0] * 12
+    assert [cosine_factor(step, 4, 3, every="step", min_ratio=1.0) for step in range(12)] == [1.0] * 12

@@ -29,7 +29,7 @@ def test_a_loss_that_is_not_a_number_stops_the_run(birds: Path, tmp_path: Path) 
     """At this rate the weights overflow after a few steps: there is something good to go back to."""
     out = tmp_path / "run"
     options = ("--data", birds, "--out", out, "--epochs", "4", "--lr", "1e6", "--checkpoint-minutes", "0", *TINY)
-    message = refused(command("train", *options), "Training has stopped", "--lr", "--clip", "--precision 32")
+    message = refused(command("train", *options), "Training has stopped", "--lr", "--clip-grad-norm", "--precision 32")
     found = re.search(r"The loss is not a number at step (\d+)\..* Last good checkpoint: (\S+\.pt)\.", message)
     assert found is not None, message
     step, good = int(found[1]), Path(found[2])
@@ -135,7 +135,7 @@ def without(option: str) -> list[str]:
 
 
 def test_validation_where_there_are_labels(birds: Path, unlabeled: Path, tmp_path: Path) -> None:
-    trained(tmp_path / "with", "--data", birds, "--epochs", "5", "--set", "validation.every=2", *TINY)
+    trained(tmp_path / "with", "--data", birds, "--epochs", "5", "--set", "validation.every_n_epochs=2", *TINY)
     scored = [int(row["step"]) for row in rows(tmp_path / "with") if row["val_rank1"]]
     assert scored == [9, 19, 24], "after every second epoch and the last"
     config = RunFolder(tmp_path / "with").config()
@@ -157,11 +157,11 @@ def test_validation_where_there_are_labels(birds: Path, unlabeled: Path, tmp_pat
 
 
 def test_held_out_images_are_never_trained_on(birds: Path) -> None:
-    config = build_config({"data": str(birds), "views.resolution": 32, "batch": 8})
+    config = build_config({"data": str(birds), "views.resolution": 32, "batch_size": 8})
     cache, images, held_out = prepare_data(config, RuntimeConfig(progress=False))
     assert sorted([*images, *held_out]) == list(range(48))
     assert set(cache.source.splits) == {"train"}, "test images are not even opened"
-    batches = Batches(cache, images, batch=8, epochs=6, seed=0)
+    batches = Batches(cache, images, batch_size=8, epochs=6, seed=0)
     seen = np.concatenate([batches.indices(step) for step in range(batches.total)])
     assert set(seen) == set(images)
     for epoch in range(6):
@@ -171,7 +171,7 @@ def test_held_out_images_are_never_trained_on(birds: Path) -> None:
 
 def test_held_out_images_change_nothing_but_the_validation(birds: Path, tmp_path: Path) -> None:
     """The same run on a copy in which every held-out image, and every test image, is another picture."""
-    config = build_config({"data": str(birds), "views.resolution": 32, "batch": 8})
+    config = build_config({"data": str(birds), "views.resolution": 32, "batch_size": 8})
     cache, _, held_out = prepare_data(config, RuntimeConfig(progress=False))
     altered = Path(shutil.copytree(birds, tmp_path / "birds"))
     others = [altered / str(path) for path in cache.source.paths[held_out]] + sorted(altered.glob("test/*/*"))
@@ -196,5 +196,5 @@ def test_hold_out_looks_at_no_label_and_keeps_its_limits() -> None:
     assert len(np.unique(np.concatenate([kept, out]))) == 100_000
     assert len(held(100, fraction=0.25)[1]) == 25
     assert len(held(100, fraction=0)[1]) == 0
-    assert len(held(100, fraction=0.9, most=7)[1]) == 7
+    assert len(held(100, fraction=0.9, max_images=7)[1]) == 7
     assert np.array_equal(held(50)[1], held(50)[1])

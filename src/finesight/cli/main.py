@@ -21,6 +21,7 @@ from finesight.cli.index import index
 from finesight.cli.inspect import inspect
 from finesight.cli.lookalikes import lookalikes
 from finesight.cli.methods import methods
+from finesight.cli.options import RenamedOptions
 from finesight.cli.search import search
 from finesight.cli.serve import serve
 from finesight.cli.train import train
@@ -41,7 +42,7 @@ COMMANDS = (
     *(train, methods, embed, inspect, lookalikes, demo),
 )
 for command in COMMANDS:
-    app.command()(command)
+    app.command(cls=RenamedOptions)(command)
 for group in entry_points(group="finesight.commands"):  # ``bench`` of finesight.paper, and those of other distributions
     app.add_typer(group.load(), name=group.name)
 

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperCommand
 
 from finesight.nn.pooling_config import POOLINGS
 
@@ -21,3 +22,26 @@ Workers = Annotated[int | None, typer.Option(min=1, help="Threads that decode im
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+
+
+class RenamedOptions(TyperCommand):
+    """A command that still takes the old names of its options, with one line on standard error for each."""
+
+    renamed = {  # noqa: RUF012
+        "--batch": "--batch-size",
+        "--clip": "--clip-grad-norm",
+        "--accumulate": "--accumulate-grad-batches",
+    }
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Put the new name in place of an old one, unless the command has an option of that name."""
+        own = {name for parameter in self.params for name in parameter.opts}
+        return super().parse_args(ctx, [self._current(arg, own) for arg in args])
+
+    def _current(self, arg: str, own: set[str]) -> str:
+        name, sign, value = arg.partition("=")
+        new = self.renamed.get(name)
+        if new is None or name in own or new not in own:
+            return arg
+        typer.echo(f"{name} is called {new} now.", err=True)
+        return f"{new}{sign}{value}"

@@ -5,6 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from finesight.errors import FineSightError
+from finesight.io.console import console
+from finesight.training.renamed import current_settings
 
 
 def parsed(text: str) -> Any:
@@ -18,11 +20,14 @@ def parsed(text: str) -> Any:
 
 
 def assignments(settings: list[str]) -> dict[str, Any]:
-    """{'views.blur': 0.5} of views.blur=0.5."""
+    """Return {'views.blur': 0.5} of views.blur=0.5, under the names that settings have now."""
     pairs = {}
     for setting in settings:
         key, sign, value = setting.partition("=")
         if not sign or not key:
             raise FineSightError(f"--set takes key=value, for example views.blur=0.5, not {setting!r}.")
         pairs[key.strip()] = parsed(value)
-    return pairs
+    current, notes = current_settings(pairs)
+    for note in notes:
+        console.print(note, markup=False)
+    return current

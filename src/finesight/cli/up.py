@@ -33,7 +33,9 @@ def up(
     backbone: Annotated[str | None, typer.Option(help="Any convolutional timm model.  [default: resnet50]")] = None,
     resolution: Annotated[int | None, typer.Option(help="Pixels of a view.  [default: 224]")] = None,
     epochs: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
-    batch: Annotated[int | None, typer.Option(help="Images a step.  [default: 128, or fewer if there are]")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images a step.  [default: 128, or fewer if there are]")
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as views.blur=0.5.")] = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
@@ -57,7 +59,7 @@ def up(
         "backbone.name": backbone,
         "views.resolution": resolution,
         "epochs": epochs,
-        "batch": batch,
+        "batch_size": batch_size,
     }
     asked = {**{key: value for key, value in given.items() if value is not None}, **assignments(settings or [])}
     place = Place(host, port, token, tuple(allow_host or ()), open_page)
@@ -132,7 +134,7 @@ def config_of(run: RunFolder, folder: Path, images: int, asked: dict[str, Any]) 
 
     known: dict[str, Any] = current_settings(dotted(read_yaml(run.config_file)))[0] if run.config_file.exists() else {}
     if not known or asked.get("method", known.get("method")) != known.get("method"):
-        known = {"batch": max(2, min(BATCH, int(0.9 * images)))}  # a tenth may be held out, or unreadable
+        known = {"batch_size": max(2, min(BATCH, int(0.9 * images)))}  # a tenth may be held out, or unreadable
     return build_config({**known, **asked, "data": str(folder)})
 
 

@@ -19,7 +19,7 @@ class FocusConfig(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     source: Literal["none", "energy", "rationale", "saliency", "center"] = "none"  # of the boxes
-    every: int | None = Field(None, ge=1)  # epochs before the first look and between two; None: a fifth of all
+    every_n_epochs: int | None = Field(None, ge=1)  # new boxes; None: every fifth of the run
     threshold: float = Field(0.1, ge=0, lt=1)  # of a map from 0 to 1: what is above lies in the box
     beta: float = Field(0.6, gt=0)  # below 1, centers keep to the box's edges
 

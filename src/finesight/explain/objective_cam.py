@@ -40,7 +40,7 @@ class ObjectiveCam:
     """The training of a run as its last step left it: twins, queues and centers are those of the checkpoint.
 
     It is the network that was trained. What a run exports may differ from it: DINO's teacher, an average with the
-    initial weights (``initial_share``), the best epoch instead of the last.
+    initial weights (``initial_weight_ratio``), the best epoch instead of the last.
     """
 
     def __init__(self, run: RunFolder, encoder: Encoder) -> None:

@@ -53,8 +53,8 @@ class BarlowTwins(Objective):
         """Biases and norms have a rate of their own; the cosine ends at a thousandth."""
         return {
             **lars(0.2, batch, epochs),
-            "optim.bias_share": 0.0048 / 0.2,
-            "optim.floor": 1e-3,
+            "optim.bias_lr_ratio": 0.0048 / 0.2,
+            "optim.min_lr_ratio": 1e-3,
             **ASYMMETRIC_VIEWS,
         }
 

@@ -31,7 +31,7 @@ class HeadGroup:
     """Parameters beside the backbone that share a schedule."""
 
     params: Iterable[nn.Parameter]
-    hold_epochs: float = 0.0  # they wait so long
+    freeze_epochs: float = 0.0
     constant: bool = False  # their rate does not follow the cosine
 
 

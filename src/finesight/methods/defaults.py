@@ -22,7 +22,7 @@ def warm_up(epochs: int) -> dict[str, Any]:
 def lars(rate: float, batch: int, epochs: int, weight_decay: float = 1e-6) -> dict[str, Any]:
     """``rate`` is that of a batch of 256."""
     return {
-        "optim.rule": "lars",
+        "optim.optimizer": "lars",
         "optim.lr": rate * batch / 256,
         "optim.weight_decay": weight_decay,
         **warm_up(epochs),

@@ -33,7 +33,7 @@ class DINOConfig(ObjectiveConfig):
     teacher_temperature: float = Field(0.04, gt=0)
     center_momentum: float = Field(0.9, ge=0, lt=1)
     momentum: float = Field(0.9995, ge=0, le=1)
-    hold_epochs: float = Field(1.0, ge=0)  # the prototypes wait
+    freeze_epochs: float = Field(1.0, ge=0)  # the prototypes wait
 
 
 class DINOHead(nn.Module):
@@ -87,7 +87,7 @@ class DINO(Objective):
         return {
             **warm_up(epochs),
             "optim.lr": 0.03 * batch / 256,
-            "optim.clip_each": 3.0,
+            "optim.clip_grad_norm_per_tensor": 3.0,
             "views.scale": (0.14, 1.0),
             "views.saturation": 0.2,
             "views.blur": 1.0,
@@ -104,7 +104,7 @@ class DINO(Objective):
 
     def head_groups(self) -> list[HeadGroup]:
         layers = HeadGroup(self.head.layers.parameters())
-        return [layers, HeadGroup([self.head.prototypes], hold_epochs=self.config.hold_epochs)]
+        return [layers, HeadGroup([self.head.prototypes], freeze_epochs=self.config.freeze_epochs)]
 
     def forward(
         self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None

@@ -36,7 +36,7 @@ class Supervised(Objective):
         """Crops and flips alone; the new head learns ten times as fast as the backbone."""
         return {
             "optim.lr": 0.01,
-            "optim.backbone_share": 0.1,
+            "optim.backbone_lr_ratio": 0.1,
             "views.scale": (0.08, 1.0),
             "views.jitter": 0.0,
             "views.gray": 0.0,

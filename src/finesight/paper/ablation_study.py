@@ -153,7 +153,7 @@ def _stands_apart(study: Study) -> bool:
     silent = rationale.encoder_gradient == 0 and rationale.detach_target and rationale.keep == "all"
     steers = config.train_pooling != "average" or "rationale" in (config.focus.source, config.saliency.source)
     pools = config.pooling in ("rationale", "rationale-gem")
-    return study.labeled and silent and pools and not steers and config.optim.clip is None
+    return study.labeled and silent and pools and not steers and config.optim.clip_grad_norm is None
 
 
 def _with_keep_from(study: Study, share: float) -> Study:

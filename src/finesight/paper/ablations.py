@@ -175,7 +175,7 @@ PROJECTION_CHOICE = Ablation(
     title="Which projections matter",
     about="Projections are ranked by how much their answer varies over an image. After 60 % of the epochs the maximum "
     "is over all of them, the few of highest variance, or as many others; held-out images are searched every epoch.",
-    settings={"validation.fraction": 0.25, "validation.every": 1, "rationale.keep_count": 8},
+    settings={"validation.fraction": 0.25, "validation.every_n_epochs": 1, "rationale.keep_count": 8},
     trainings={f"keep-{kept}": {"rationale.keep": kept} for kept in WORDS_KEPT},
     rows=tuple(Row(f"keep-{kept}", words, series=words) for kept, words in WORDS_KEPT.items()),
     figure="epochs",

@@ -97,23 +97,23 @@ def estimate(config: TrainConfig, source: ImageSource, work: Work, devices: int 
     images, train_labels = len(source), source.split("train").labels
     assert train_labels is not None  # the benches' datasets have them
     train, classes = len(train_labels), len(np.unique(train_labels))
-    per_epoch = max(1, train // config.batch)
+    per_epoch = max(1, train // config.batch_size)
     module = TrainingModule(config, images=train, steps_per_epoch=per_epoch, classes=classes).to(_device())
     _step(module)  # the first one also allocates
     (few_seconds, _), (seconds, saved) = _step(module, FEW), _step(module)
     an_image = max(0.0, seconds - few_seconds) / (PROBE - FEW)
     fixed = max(0.0, seconds - PROBE * an_image)
-    steps = train // config.batch * config.epochs
+    steps = train // config.batch_size * config.epochs
     weights = sum(value.nbytes for value in module.state_dict().values())
     learned = sum(p.nbytes for p in module.parameters() if p.requires_grad)
     width = feature_width(config, module.objective.backbone.channels)
-    held = config.batch / devices if torch.cuda.is_available() else config.batch  # processes share the CPU's memory
+    held = config.batch_size / (devices if torch.cuda.is_available() else 1)  # processes share the CPU's memory
     learning = 2 * learned + held * saved / PROBE if work.trainings else 0.0
     sides = {cache_side(config.views.resolution), cache_side(config.encoder_resolution)}
     looking = _looks(config) * train * _forward(module, config.views.resolution)
     return Cost(
         work,
-        training=steps * (fixed + config.batch * an_image) + looking,
+        training=steps * (fixed + config.batch_size * an_image) + looking,
         scoring=images * _forward(module, config.encoder_resolution) + _searching(width, images - train),
         probing=_probe(width, train_labels),
         memory=PROGRAM + weights + max(learning, _features_memory(width, images, train, work.rows)),
@@ -134,7 +134,7 @@ def _looks(config: TrainConfig) -> int:
     """How often all images go through the network to see where crops should be."""
     if config.focus.source not in ("energy", "rationale"):
         return 0
-    return sum(due(config.focus.every, epoch, config.epochs) for epoch in range(config.epochs))
+    return sum(due(config.focus.every_n_epochs, epoch, config.epochs) for epoch in range(config.epochs))
 
 
 def _features_memory(width: int, images: int, train: int, rows: int) -> float:

@@ -87,7 +87,7 @@ class Bench:
         if rationale is None or lcr.model_copy(update={"method": moco.method, "rationale": None}) != moco:
             return False
         silent = rationale.encoder_gradient == 0 and rationale.detach_target and rationale.lam == 1
-        return silent and lcr.optim.clip is None  # a gradient's length is that of all its parts
+        return silent and lcr.optim.clip_grad_norm is None  # a gradient's length is that of all its parts
 
 
 @dataclass(frozen=True)
@@ -246,7 +246,7 @@ def _result(bench: Bench, name: str, system: System, seed: int, evaluation: Eval
 def _queue(config: TrainConfig, images: int) -> int | None:
     """None of an objective that has none."""
     size = getattr(config.objective, "queue", None)
-    data = Data(len(hold_out(images, config)[0]), config.batch)
+    data = Data(len(hold_out(images, config)[0]), config.batch_size)
     return None if size is None else queue_size(MoCoConfig(queue=size), data)
 
 

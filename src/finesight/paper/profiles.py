@@ -62,13 +62,13 @@ class Profile(BaseModel):
             "frozen_stages": config.backbone.freeze,
             "frozen_norm": config.backbone.frozen_norm,
             "epochs": config.epochs,
-            "batch": config.batch,
+            "batch": config.batch_size,
             "queue": queue,
             "ema": getattr(config.objective, "momentum", None),
             "lr": config.optim.lr,
-            "backbone_share": config.optim.backbone_share,
-            "hold_epochs": config.optim.hold_epochs,
-            "initial_share": config.initial_share,
+            "backbone_share": config.optim.backbone_lr_ratio,
+            "hold_epochs": config.optim.freeze_epochs,
+            "initial_share": config.initial_weight_ratio,
         }
 
 
@@ -82,7 +82,7 @@ def fitting(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     if objective is None or objective == "moco":
         return dict(settings)
     kind, fields = OBJECTIVES[objective], TrainConfig.model_fields
-    batch, epochs = (settings.get(name, fields[name].default) for name in ("batch", "epochs"))
+    batch, epochs = (settings.get(name, fields[name].default) for name in ("batch_size", "epochs"))
     theirs = {key for key in kind.defaults(batch, epochs) if key.startswith("optim.")}
     foreign = {
         key
@@ -102,12 +102,12 @@ _CPU: dict[str, Any] = {
     "backbone.freeze": 3,  # stem, layer1 and layer2
     "backbone.frozen_norm": True,
     "epochs": 4,
-    "batch": 32,
+    "batch_size": 32,
     "objective.momentum": 0.99,
     "optim.lr": 0.03,
-    "optim.backbone_share": 0.3,
-    "optim.hold_epochs": 1,
-    "initial_share": 0.5,
+    "optim.backbone_lr_ratio": 0.3,
+    "optim.freeze_epochs": 1,
+    "initial_weight_ratio": 0.5,
     "validation.fraction": 0.0,
 }
 
@@ -122,7 +122,7 @@ PROFILES: dict[str, Profile] = {
         name="cpu-200",
         words="all 200 classes, for a CPU",
         settings=_CPU
-        | {"epochs": 2, "optim.hold_epochs": 0.5, "optim.cosine": "step"},  # four times the steps an epoch
+        | {"epochs": 2, "optim.freeze_epochs": 0.5, "optim.cosine": "step"},  # four times the steps an epoch
         probed=(
             *("frozen", "frozen-energy", "frozen-gem", "frozen-energy-gem"),
             *("moco-v2", "moco-v2-energy-gem", "lcr-multitask", "lcr", "lcr-paper"),
@@ -134,7 +134,7 @@ PROFILES: dict[str, Profile] = {
         settings={
             "views.resolution": 224,
             "epochs": 100,
-            "batch": 128,
+            "batch_size": 128,
             "objective.queue": 65536,  # a twin's momentum is its authors': MoCo's 0.999, BYOL's 0.99, DINO's 0.9995
             "optim.lr": 0.03,
             "validation.fraction": 0.0,
@@ -145,7 +145,7 @@ PROFILES: dict[str, Profile] = {
         words="a few steps on five classes: does it run? Its numbers say nothing",
         classes=5,
         settings=_CPU
-        | {"views.resolution": 64, "test_resolution": 64, "epochs": 1, "batch": 16, "optim.hold_epochs": 0.25},
+        | {"views.resolution": 64, "test_resolution": 64, "epochs": 1, "batch_size": 16, "optim.freeze_epochs": 0.25},
         seeds=(0,),
     ),
 }

@@ -35,7 +35,7 @@ SETTINGS: dict[str, Any] = {
     "views.hue": 0.05,
     "views.gray": 0.05,
     "epochs": 16,
-    "batch": 32,
+    "batch_size": 32,
     "objective.dim": 128,
     "objective.momentum": 0.99,
     "objective.temperature": 0.1,

@@ -41,7 +41,7 @@ class Batches:
         cache: DecodedCache,
         images: NDArray[np.int64],
         *,
-        batch: int,
+        batch_size: int,
         epochs: int,
         seed: int,
         start: int = 0,
@@ -49,12 +49,12 @@ class Batches:
         processes: int = 1,
         backdrops: bool = False,
     ) -> None:
-        self.cache, self.images, self.batch, self.seed, self.start = cache, images, batch, seed, start
+        self.cache, self.images, self.batch_size, self.seed, self.start = cache, images, batch_size, seed, start
         self.backdrops = backdrops
         self.sizes = cache.sizes
-        self.steps_per_epoch = len(images) // batch
+        self.steps_per_epoch = len(images) // batch_size
         self.total = self.steps_per_epoch * epochs
-        share = batch // processes
+        share = batch_size // processes
         self.share = slice(rank * share, (rank + 1) * share)
 
     def __len__(self) -> int:
@@ -64,7 +64,7 @@ class Batches:
         """The joined batch of a step, as indices into the cache."""
         epoch, position = divmod(step, self.steps_per_epoch)
         order = np.random.default_rng([self.seed, epoch]).permutation(self.images)
-        return order[position * self.batch : (position + 1) * self.batch]
+        return order[position * self.batch_size : (position + 1) * self.batch_size]
 
     def __iter__(self) -> Iterator[Batch]:
         for step in range(self.start, self.total):

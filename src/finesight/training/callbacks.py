@@ -72,7 +72,7 @@ class Journal(L.Callback):
 class ProgressBar(L.Callback):
     """On rank 0: images per second, time left, and the numbers worth watching."""
 
-    def __init__(self, console: Console, total: int, start: int, batch: int) -> None:
+    def __init__(self, console: Console, total: int, start: int, batch_size: int) -> None:
         self.bar = Progress(
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
@@ -83,7 +83,7 @@ class ProgressBar(L.Callback):
             console=console,
         )
         self.task = self.bar.add_task("train", total=total, completed=start, epoch="", rate=0.0, loss=float("nan"))
-        self.start, self.batch, self.began = start, batch, time.monotonic()
+        self.start, self.batch_size, self.began = start, batch_size, time.monotonic()
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.began = time.monotonic()
@@ -95,7 +95,7 @@ class ProgressBar(L.Callback):
         assert isinstance(pl_module, TrainingModule)
         done = batch.step + 1
         epoch = f"{batch.step // pl_module.steps_per_epoch + 1}/{pl_module.config.epochs}"
-        rate = (done - self.start) * self.batch / max(1e-9, time.monotonic() - self.began)
+        rate = (done - self.start) * self.batch_size / max(1e-9, time.monotonic() - self.began)
         self.bar.update(self.task, completed=done, epoch=epoch, rate=rate, loss=pl_module.metrics["loss"])
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:

@@ -32,27 +32,27 @@ class _Model(BaseModel):
 class OptimConfig(_Model):
     """SGD as in the paper; the branch's own Adam step is ``rationale.branch_lr``."""
 
-    rule: Literal["sgd", "lars"] = "sgd"
+    optimizer: Literal["sgd", "lars"] = "sgd"
     lr: float = Field(0.03, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
-    bias_share: float = Field(1.0, ge=0)  # of lr, for biases and norms under lars
-    backbone_share: float = Field(1.0, ge=0, le=1)  # of lr, for the backbone: below 1 spares what it knows already
-    hold_epochs: float = Field(0.0, ge=0)  # the backbone waits until the new head sends it a gradient worth having
+    bias_lr_ratio: float = Field(1.0, ge=0)  # biases and norms under lars learn at lr times this
+    backbone_lr_ratio: float = Field(1.0, ge=0, le=1)  # the backbone learns at lr times this
+    freeze_epochs: float = Field(0.0, ge=0)  # the backbone is frozen so long, while the new head learns
     warmup_epochs: float = Field(0.0, ge=0)
     cosine: Literal["epoch", "step"] = "epoch"  # how often the rate changes; MoCo v2: once an epoch
-    floor: float = Field(0.0, ge=0, le=1)  # of lr, where the cosine ends
-    accumulate: int = Field(1, ge=1)
-    clip: float | None = Field(None, gt=0)  # the length of the whole gradient
-    clip_each: float | None = Field(None, gt=0)  # that of each tensor's
+    min_lr_ratio: float = Field(0.0, ge=0, le=1)  # the cosine ends at lr times this
+    accumulate_grad_batches: int = Field(1, ge=1)
+    clip_grad_norm: float | None = Field(None, gt=0)  # of the whole gradient
+    clip_grad_norm_per_tensor: float | None = Field(None, gt=0)  # of each tensor's gradient
 
 
 class ValidationConfig(_Model):
     """A random slice of train that training never sees, scored by leave-one-out retrieval where there are labels."""
 
     fraction: float = Field(0.1, ge=0, lt=1)
-    most: int = Field(1000, ge=2)
-    every: int = Field(5, ge=1)  # epochs
+    max_images: int = Field(1000, ge=2)
+    every_n_epochs: int = Field(5, ge=1)
 
 
 class SaliencyConfig(_Model):
@@ -60,7 +60,7 @@ class SaliencyConfig(_Model):
 
     source: Literal["none", "detector", "files", "rationale"] = "none"
     folder: str | None = None  # of mask pictures, for ``files``; None: those that the data comes with
-    every: int | None = Field(None, ge=1)  # epochs between two looks of the rationale; None: a fifth of all
+    every_n_epochs: int | None = Field(None, ge=1)  # new maps of the rationale; None: every fifth of the run
 
 
 class TrainConfig(_Model):
@@ -71,7 +71,7 @@ class TrainConfig(_Model):
     limit_images: int | None = Field(None, ge=2)
     limit_classes: int | None = Field(None, ge=2)  # the first classes of a labeled source
     epochs: int = Field(100, ge=1)
-    batch: int = Field(128, ge=2)  # over all devices
+    batch_size: int = Field(128, ge=2)  # over all devices
     seed: int = Field(0, ge=0)
     backbone: BackboneConfig = BackboneConfig()
     objective: ObjectiveConfig = ObjectiveConfig()  # of the method: see ``train_config``
@@ -81,7 +81,7 @@ class TrainConfig(_Model):
     focus: FocusConfig = FocusConfig()
     saliency: SaliencyConfig = SaliencyConfig()
     test_resolution: int | None = Field(None, ge=16)  # pixels the encoder is used at; None: those it is trained at
-    initial_share: float = Field(0.0, ge=0, le=1)  # of the weights training began with, in the encoder it leaves
+    initial_weight_ratio: float = Field(0.0, ge=0, le=1)  # share of the initial weights in the encoder that is saved
     optim: OptimConfig = OptimConfig()
     validation: ValidationConfig = ValidationConfig()
 
@@ -210,7 +210,7 @@ def _rationale(values: dict[str, Any], chosen: Recipe) -> dict[str, Any] | None:
 def _defaults(objective: str, values: dict[str, Any], rationale: dict[str, Any] | None) -> dict[str, Any]:
     """What the method's authors set, for this batch and this many epochs."""
     kind, fields = OBJECTIVES[objective], TrainConfig.model_fields
-    batch, epochs = (values.get(name, fields[name].default) for name in ("batch", "epochs"))
+    batch, epochs = (values.get(name, fields[name].default) for name in ("batch_size", "epochs"))
     if not all(isinstance(value, int) and value > 0 for value in (batch, epochs)):
         return {}
     defaults = kind.defaults(batch, epochs)

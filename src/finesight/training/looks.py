@@ -69,13 +69,13 @@ class Looks(L.Callback):
         """Whatever this epoch is to begin with."""
         config = module.config
         rationale = config.rationale
-        if config.saliency.source == "rationale" and due(config.saliency.every, epoch, config.epochs):
+        if config.saliency.source == "rationale" and due(config.saliency.every_n_epochs, epoch, config.epochs):
             console.print("Looking for the objects in all images.")
             masks = self._seen(module, _rationale_masks(module), (SIDE, SIDE))
             module.maps.copy_((255 * masks).round())
             if config.focus.source == "saliency":
                 module.boxes.copy_(self._saliency_boxes(module))
-        if config.focus.source in ("energy", "rationale") and due(config.focus.every, epoch, config.epochs):
+        if config.focus.source in ("energy", "rationale") and due(config.focus.every_n_epochs, epoch, config.epochs):
             console.print("Looking where the crops of all images should be.")
             maps = energy_map if config.focus.source == "energy" else _rationale_masks(module)
             side, threshold = config.views.resolution, config.focus.threshold

@@ -45,7 +45,7 @@ class TrainingModule(L.LightningModule):
         kind = OBJECTIVES[recipe(config.method).objective or ""]
         torch.manual_seed(config.seed)
         backbone = Backbone(config.backbone, load=load_weights)
-        data, pool, rationale = Data(images, config.batch, classes), None, None
+        data, pool, rationale = Data(images, config.batch_size, classes), None, None
         if config.train_pooling != "average" and config.rationale is not None:
             rationale = Rationale(backbone.channels, config.rationale)
             pool = branch_pool(config.train_pooling, backbone.channels, rationale.branch, config.rationale)
@@ -109,10 +109,10 @@ class TrainingModule(L.LightningModule):
             self.config.epochs,
             warmup_epochs=optim.warmup_epochs,
             every=optim.cosine,
-            floor=optim.floor,
+            min_ratio=optim.min_lr_ratio,
         )
         for group in self.optimizer.param_groups:
-            held = batch.step < group["hold_epochs"] * self.steps_per_epoch
+            held = batch.step < group["freeze_epochs"] * self.steps_per_epoch
             group["lr"] = 0.0 if held else group["base_lr"] * (1.0 if group["constant"] else factor)
         self.objective.before_step(batch.step / (self.steps_per_epoch * self.config.epochs))
 
@@ -136,16 +136,20 @@ class TrainingModule(L.LightningModule):
         own_step = self.rationale.config.branch_lr if self.rationale is not None else None
         optim = self.config.optim
         backbone = [p for p in self.objective.backbone.parameters() if p.requires_grad]
-        spared = {"base_lr": optim.lr * optim.backbone_share, "hold_epochs": optim.hold_epochs}
-        groups: list[dict[str, Any]] = [{"params": backbone, "rule": optim.rule, **spared}]
+        spared = {"base_lr": optim.lr * optim.backbone_lr_ratio, "freeze_epochs": optim.freeze_epochs}
+        groups: list[dict[str, Any]] = [{"params": backbone, "optimizer": optim.optimizer, **spared}]
         for head in self.objective.head_groups():
-            own = {"hold_epochs": head.hold_epochs, "constant": head.constant}
-            groups.append({"params": list(head.params), "rule": optim.rule, "base_lr": optim.lr, **own})
+            own = {"freeze_epochs": head.freeze_epochs, "constant": head.constant}
+            groups.append({"params": list(head.params), "optimizer": optim.optimizer, "base_lr": optim.lr, **own})
         if own_step is not None:
-            groups.append({"params": branch, "rule": "adam", "base_lr": own_step, "clip_each": None})
+            groups.append(
+                {"params": branch, "optimizer": "adam", "base_lr": own_step, "clip_grad_norm_per_tensor": None}
+            )
         elif branch:
-            groups.append({"params": branch, "rule": optim.rule, "base_lr": optim.lr})
-        return GroupedOptimizer(groups, optim.momentum, optim.weight_decay, optim.bias_share, optim.clip_each)
+            groups.append({"params": branch, "optimizer": optim.optimizer, "base_lr": optim.lr})
+        return GroupedOptimizer(
+            groups, optim.momentum, optim.weight_decay, optim.bias_lr_ratio, optim.clip_grad_norm_per_tensor
+        )
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Pixels and labels move; parameters of the views are drawn on the CPU so that every device sees the same."""

@@ -13,6 +13,12 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+RENAMED = {  # keys of parameter groups in checkpoints of earlier versions -> the keys now
+    "rule": "optimizer",
+    "hold_epochs": "freeze_epochs",
+    "bias_share": "bias_lr_ratio",
+    "clip_each": "clip_grad_norm_per_tensor",
+}
 TRUST = 1e-3  # LARS: the length of a step, as a share of that of the weights it changes
 
 
@@ -24,24 +30,31 @@ class GroupedOptimizer(Optimizer):
         groups: Iterable[dict[str, Any]],
         momentum: float,
         weight_decay: float,
-        bias_share: float = 1.0,
-        clip_each: float | None = None,
+        bias_lr_ratio: float = 1.0,
+        clip_grad_norm_per_tensor: float | None = None,
     ) -> None:
         defaults = {
-            "rule": "sgd",
+            "optimizer": "sgd",
             "lr": 0.0,
             "base_lr": 0.0,
-            "hold_epochs": 0.0,  # the rate is zero before
+            "freeze_epochs": 0.0,  # the rate is zero before this
             "constant": False,  # it does not follow the schedule
             "momentum": momentum,
             "weight_decay": weight_decay,
-            "bias_share": bias_share,
-            "clip_each": clip_each,  # the greatest length of one tensor's gradient
+            "bias_lr_ratio": bias_lr_ratio,
+            "clip_grad_norm_per_tensor": clip_grad_norm_per_tensor,
             "betas": (0.9, 0.999),
             "eps": 1e-8,
         }
         super().__init__(groups, defaults)
         self._rules = {"sgd": self._sgd, "lars": self._lars, "adam": self._adam}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Load a state, also one whose groups have the names of earlier versions."""
+        groups = [
+            {RENAMED.get(key, key): value for key, value in group.items()} for group in state_dict["param_groups"]
+        ]
+        super().load_state_dict({**state_dict, "param_groups": groups})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:  # type: ignore[override]
@@ -52,9 +65,9 @@ class GroupedOptimizer(Optimizer):
         for group in self.param_groups:
             params = [p for p in group["params"] if p.grad is not None]
             if params and group["lr"] != 0:  # a group that waits gathers no momentum either
-                if group["clip_each"] is not None:
-                    _shorten([p.grad for p in params if p.grad is not None], group["clip_each"])
-                self._rules[group["rule"]](group, params)
+                if group["clip_grad_norm_per_tensor"] is not None:
+                    _shorten([p.grad for p in params if p.grad is not None], group["clip_grad_norm_per_tensor"])
+                self._rules[group["optimizer"]](group, params)
         return loss
 
     def _sgd(self, group: dict[str, Any], params: list[Tensor]) -> None:
@@ -74,7 +87,7 @@ class GroupedOptimizer(Optimizer):
         rest = [p for p in params if p.ndim <= 1]
         if rest:
             grads = [p.grad for p in rest if p.grad is not None]
-            self._momentum(group, rest, grads, group["lr"] * group["bias_share"])
+            self._momentum(group, rest, grads, group["lr"] * group["bias_lr_ratio"])
 
     def _momentum(self, group: dict[str, Any], params: list[Tensor], grads: Iterable[Tensor], rate: float) -> None:
         buffers = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]

@@ -1,4 +1,4 @@
-"""Settings that had other names in earlier versions: old files and old habits keep working."""
+"""Settings that had other names in earlier versions: old files and command lines keep working."""
 
 from __future__ import annotations
 
@@ -7,6 +7,21 @@ from typing import Any
 
 # old name, with dots -> the name now
 RENAMED: dict[str, str] = {
+    "batch": "batch_size",
+    "initial_share": "initial_weight_ratio",
+    "optim.rule": "optim.optimizer",
+    "optim.bias_share": "optim.bias_lr_ratio",
+    "optim.backbone_share": "optim.backbone_lr_ratio",
+    "optim.hold_epochs": "optim.freeze_epochs",
+    "optim.floor": "optim.min_lr_ratio",
+    "optim.accumulate": "optim.accumulate_grad_batches",
+    "optim.clip": "optim.clip_grad_norm",
+    "optim.clip_each": "optim.clip_grad_norm_per_tensor",
+    "validation.most": "validation.max_images",
+    "validation.every": "validation.every_n_epochs",
+    "focus.every": "focus.every_n_epochs",
+    "saliency.every": "saliency.every_n_epochs",
+    "objective.hold_epochs": "objective.freeze_epochs",
     "views.grey": "views.gray",
     "views.second_solarise": "views.second_solarize",
     "objective.centre_momentum": "objective.center_momentum",

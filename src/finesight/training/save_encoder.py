@@ -28,7 +28,7 @@ def encoder_of(config: TrainConfig, module: TrainingModule) -> Encoder:
     """As training has it now, sharing its weights unless some of the initial ones are to be mixed in."""
     branch = module.rationale.branch if module.rationale is not None else None
     backbone = module.objective.exported
-    if config.initial_share > 0:
+    if config.initial_weight_ratio > 0:
         backbone = mixed_with_initial(backbone, config)
     return Encoder(_encoder_config(config, backbone), backbone, branch)
 
@@ -44,7 +44,7 @@ def mixed_with_initial(backbone: Backbone, config: TrainConfig) -> Backbone:
     mixed = copy.deepcopy(backbone)
     for name, value in mixed.state_dict().items():
         if value.is_floating_point():
-            value.lerp_(initial[name].to(value), config.initial_share)
+            value.lerp_(initial[name].to(value), config.initial_weight_ratio)
     return mixed
 
 

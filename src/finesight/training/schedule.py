@@ -13,13 +13,13 @@ def cosine_factor(
     *,
     warmup_epochs: float = 0.0,
     every: Literal["epoch", "step"] = "epoch",
-    floor: float = 0.0,
+    min_ratio: float = 0.0,
 ) -> float:
-    """Share of the base rate: linear warm-up from zero, then half a cosine that would reach ``floor`` at ``epochs``."""
+    """Return the factor of the base rate: a linear warm-up, then half a cosine down to ``min_ratio`` at ``epochs``."""
     progress = step / steps_per_epoch  # in epochs
     if progress < warmup_epochs:
         return (step + 1) / (warmup_epochs * steps_per_epoch + 1)
     if every == "epoch":
         progress = math.floor(progress)
     share = (progress - warmup_epochs) / max(epochs - warmup_epochs, 1e-12)
-    return floor + (1 - floor) * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, share))))
+    return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, share))))

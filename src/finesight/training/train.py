@@ -106,11 +106,11 @@ def prepare_data(
         return cache, images, held_out
     if OBJECTIVES[objective].labeled:
         images = _labeled(images, cache.source, config.method)
-    if len(images) < config.batch:
+    if len(images) < config.batch_size:
         raise FineSightError(
             f"{source.root} has {len(images)} readable images to train on ({len(cache.skipped)} skipped, "
-            f"{len(held_out)} held out for validation), fewer than one batch of {config.batch}: "
-            f"add images or lower --batch to {max(2, len(images))} or less."
+            f"{len(held_out)} held out for validation), fewer than one batch of {config.batch_size}: "
+            f"add images or lower --batch-size to {max(2, len(images))} or less."
         )
     return cache, images, held_out
 
@@ -127,7 +127,7 @@ def _labeled(images: NDArray[np.int64], source: ImageSource, method: str) -> NDA
 
 def hold_out(count: int, config: TrainConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """A random slice for validation, chosen without looking at labels. (kept, held out), both in order."""
-    size = min(config.validation.most, round(count * config.validation.fraction))
+    size = min(config.validation.max_images, round(count * config.validation.fraction))
     order = np.random.default_rng([config.seed, 2]).permutation(count)
     return np.sort(order[size:]), np.sort(order[:size])
 
@@ -141,9 +141,11 @@ def _fit(
     held_out: NDArray[np.int64],
 ) -> None:
     processes = runtime.devices * runtime.nodes
-    if config.batch % processes:
-        raise FineSightError(f"--batch {config.batch} cannot be shared by {processes} devices: use a multiple of it.")
-    per_epoch = len(images) // config.batch
+    if config.batch_size % processes:
+        raise FineSightError(
+            f"--batch-size {config.batch_size} cannot be shared by {processes} devices: use a multiple of it."
+        )
+    per_epoch = len(images) // config.batch_size
     classes = len(cache.source.classes)
     module = TrainingModule(config, images=len(images), steps_per_epoch=per_epoch, classes=classes)
     _refuse_a_single_cell(module)
@@ -162,7 +164,7 @@ def _fit(
     batches = Batches(
         cache,
         images,
-        batch=config.batch,
+        batch_size=config.batch_size,
         epochs=config.epochs,
         seed=config.seed,
         start=start,
@@ -189,11 +191,11 @@ def _fit(
             console,
             log_every=runtime.log_every,
             validate=validate,
-            validate_every=config.validation.every,
+            validate_every=config.validation.every_n_epochs,
         )
         watchers.insert(0, journal)  # a saved step is a logged one
         if runtime.progress:
-            watchers.append(ProgressBar(console, batches.total, start, config.batch))
+            watchers.append(ProgressBar(console, batches.total, start, config.batch_size))
     trainer.callbacks += watchers  # type: ignore[attr-defined]
     try:
         if len(batches):
@@ -205,7 +207,7 @@ def _fit(
         newest = found_files[-1] if found_files else "none was written yet"
         raise FineSightError(
             f"{error} Training has stopped. Last good checkpoint: {newest}. "
-            "Try a lower --lr, --clip 1, or full precision (--precision 32), with another --out."
+            "Try a lower --lr, --clip-grad-norm 1, or full precision (--precision 32), with another --out."
         ) from error
     finally:
         if log is not None:
@@ -245,8 +247,8 @@ def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
         strategy=DDPStrategy(broadcast_buffers=False) if several else "auto",
         precision=_precision(runtime),
         max_epochs=1,
-        accumulate_grad_batches=config.optim.accumulate,
-        gradient_clip_val=config.optim.clip,
+        accumulate_grad_batches=config.optim.accumulate_grad_batches,
+        gradient_clip_val=config.optim.clip_grad_norm,
         logger=False,
         enable_checkpointing=False,
         callbacks=[StepEnd()],
