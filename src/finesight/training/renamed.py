@@ -23,6 +23,8 @@ RENAMED: dict[str, str] = {
     "saliency.every": "saliency.every_n_epochs",
     "objective.hold_epochs": "objective.freeze_epochs",
     "views.grey": "views.gray",
+    "views.solarise": "views.solarize",
+    "views.solarise_threshold": "views.solarize_threshold",
     "views.second_solarise": "views.second_solarize",
     "objective.centre_momentum": "objective.center_momentum",
 }
