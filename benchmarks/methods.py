@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from finesight.data.cache import cache_side
-from finesight.methods.recipes import RECIPES
+from finesight.methods.base import METHODS
 from finesight.paper.machine import commit, machine, measured
 from finesight.paper.published import paper_results
 from finesight.training.batches import Batch
@@ -38,7 +38,7 @@ BASE = "moco-v2"
 CLASSES = 200
 PEAKS = 3
 TABLE_2 = [
-    name for name, entry in RECIPES.items() if entry.objective and entry.paper in paper_results()["tab:comp_4SSL"]
+    name for name, entry in METHODS.items() if entry.objective and entry.paper in paper_results()["tab:comp_4SSL"]
 ]
 QUICK = {"backbone.name": "test_resnet", "backbone.output_stride": 8, "views.resolution": 64, "batch_size": 8}
 FULL = {"views.resolution": 112, "backbone.output_stride": 16, "backbone.dilate": False, "batch_size": 32}
@@ -110,7 +110,7 @@ def peak_here(method: str, quick: bool) -> float:
 def row(method: str, seconds: dict[str, list[float]], memory: dict[str, float]) -> dict[str, Any]:
     ratios = np.array(seconds[method]) / np.array(seconds[BASE])
     said = paper_results()["tab:comp_4SSL"]
-    paper, base = (said.get(RECIPES[name].paper or "", {}) for name in (method, BASE))
+    paper, base = (said.get(METHODS[name].paper or "", {}) for name in (method, BASE))
 
     def beside(key: str) -> float | None:
         return paper[key]["bs32"] / base[key]["bs32"] if key in paper else None

@@ -8,7 +8,7 @@ import torch
 
 from finesight.data.saliency import SIDE
 from finesight.data.scene import Backdrop
-from finesight.methods.recipes import recipe
+from finesight.methods.base import find_method
 from finesight.training.batches import Batch
 from finesight.training.config import build_config
 from finesight.training.module import TrainingModule
@@ -23,28 +23,21 @@ SMALL: dict[str, Any] = {
     "batch_size": 8,
     "epochs": 2,
 }
-HEADS: dict[str, dict[str, int]] = {
-    "barlow-twins": {"hidden": 16, "dim": 12},
-    "byol": {"hidden": 16, "dim": 8},
-    "cvsa": {"hidden": 16, "dim": 8},
-    "dino": {"hidden": 16, "bottleneck": 8, "prototypes": 32},
-    "lewel": {"hidden": 16, "dim": 8},
-    "lewel-byol": {"hidden": 16, "dim": 8},
-    "moco": {"hidden": 16, "dim": 8},
-    "simclr": {"hidden": 16, "dim": 8},
-    "simsiam": {"hidden": 16, "dim": 12, "bottleneck": 4},
-    "supervised": {},
-    "vicreg": {"hidden": 16, "dim": 12},
-}
+SIZES = {"hidden": 16, "dim": 8, "bottleneck": 4, "prototypes": 32}  # of heads, by what objectives call them
+
+
+def small_settings(method: str) -> dict[str, Any]:
+    """Settings that make any method's heads small, and its local crops few."""
+    objective = find_method(method).find_objective()
+    if objective is None:
+        return {}
+    heads = {f"objective.{name}": size for name, size in SIZES.items() if name in objective.Config.model_fields}
+    return heads | ({"views.local_crops": 2} if "views.local_crops" in objective.defaults(8, 2) else {})
 
 
 def small_module(method: str, *, steps_per_epoch: int = 2, **settings: Any) -> TrainingModule:
     """As a run of two epochs begins, the objects of its images already found."""
-    objective = recipe(method).objective
-    assert objective is not None
-    heads = {f"objective.{name}": size for name, size in HEADS[objective].items()}
-    crops = {"views.local_crops": 2} if objective == "dino" else {}
-    config = build_config({**SMALL, **heads, **crops, "method": method, **settings})
+    config = build_config({**SMALL, **small_settings(method), "method": method, **settings})
     images = config.batch_size * steps_per_epoch
     module = TrainingModule(config, images=images, steps_per_epoch=steps_per_epoch, classes=CLASSES)
     if config.saliency.source != "none":

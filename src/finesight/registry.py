@@ -10,7 +10,7 @@ import importlib
 import pkgutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from finesight.errors import FineSightError, unknown
 
@@ -30,10 +30,19 @@ class Registry(Mapping[str, T], Generic[T]):
     group
         Entry-point group of pieces from other distributions. Each entry point names a module; importing it must
         register its pieces.
+    order
+        Sort key of a piece. Pieces with equal keys, and all pieces without an ``order``, come as they were registered:
+        modules by name, plug-ins last.
     """
 
-    def __init__(self, kind: str, packages: Sequence[str] = (), group: str | None = None) -> None:
-        self.kind, self.packages, self.group = kind, tuple(packages), group
+    def __init__(
+        self,
+        kind: str,
+        packages: Sequence[str] = (),
+        group: str | None = None,
+        order: Callable[[T], Any] | None = None,
+    ) -> None:
+        self.kind, self.packages, self.group, self.order = kind, tuple(packages), group, order
         self._pieces: dict[str, T] = {}
         self._loaded = False
 
@@ -101,3 +110,5 @@ class Registry(Mapping[str, T], Generic[T]):
                 raise FineSightError(
                     f"The {self.kind} plug-in {entry.name!r} ({entry.value}) fails: {error}"
                 ) from error
+        if (order := self.order) is not None:
+            self._pieces = dict(sorted(self._pieces.items(), key=lambda item: order(item[1])))

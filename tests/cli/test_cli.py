@@ -11,7 +11,7 @@ import torch
 import yaml
 from safetensors.torch import save_file
 
-from finesight.methods.recipes import RECIPES
+from finesight.methods.base import METHODS
 from processes import TINY, command, finesight, refused, succeeded, trained
 from real_birds import WEIGHTS, cub_root, needs_weights
 
@@ -105,12 +105,12 @@ def test_readings_and_methods_are_what_they_say(tmp_path: Path) -> None:
 
 def test_methods_are_listed_one_a_line_with_the_papers_row() -> None:
     lines = succeeded(command("methods")).out.splitlines()
-    assert [line.split()[0] for line in lines] == list(RECIPES)
-    for line, (name, entry) in zip(lines, RECIPES.items(), strict=True):
+    assert [line.split()[0] for line in lines] == list(METHODS)
+    for line, (name, entry) in zip(lines, METHODS.items(), strict=True):
         assert entry.about in line, name
         assert ("[paper: " in line) == (entry.paper is not None), name
     told = json.loads(succeeded(command("methods", "--json")).out)
-    assert told["byol-lcr"] == {**vars(RECIPES["byol-lcr"])}
+    assert told["byol-lcr"] == METHODS["byol-lcr"].describe()
 
 
 def test_learning_from_labels_needs_some(unlabeled: Path, tmp_path: Path) -> None:

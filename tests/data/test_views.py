@@ -14,7 +14,7 @@ from torchvision.transforms import ColorJitter, InterpolationMode, RandomResized
 from finesight.data import views
 from finesight.data.views import ViewConfig, ViewParams, apply_views, center_view, random_views, sample_params
 from finesight.errors import FineSightError
-from finesight.methods.recipes import RECIPES
+from finesight.methods.base import METHODS
 from finesight.training.config import build_config
 
 TV_JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
@@ -489,7 +489,7 @@ def test_local_crops_larger_than_the_views_are_refused(side: int) -> None:
     ViewConfig(resolution=side, local_crops=1, local_resolution=side)
 
 
-@pytest.mark.parametrize("method", [name for name, recipe in RECIPES.items() if recipe.objective])
+@pytest.mark.parametrize("method", [name for name, method in METHODS.items() if method.objective])
 def test_views_of_every_method_have_the_size_of_their_kind(method: str) -> None:
     config = build_config({"data": "-", "method": method, "views.resolution": 28}).views
     canvas, sizes = ragged_canvas([(40, 61), (57, 40), (40, 40)])

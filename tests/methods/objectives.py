@@ -9,35 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from finesight.methods.base import Data, Objective
-from finesight.methods.registry import OBJECTIVES
+from finesight.methods.base import OBJECTIVES, DatasetInfo, Objective
 from finesight.nn.backbone import Backbone, BackboneConfig
 
 CHANNELS, CLASSES = 96, 3  # of timm's test_resnet; of the labels below
 
-SIZES: dict[str, dict[str, Any]] = {
-    "barlow-twins": {"dim": 6, "hidden": 10},
-    "byol": {"dim": 6, "hidden": 10, "momentum": 0.9},
-    "cvsa": {"dim": 6, "hidden": 10, "momentum": 0.9, "queue": 13},
-    "dino": {"prototypes": 7, "hidden": 10, "bottleneck": 5, "momentum": 0.9},
-    "lewel": {"dim": 8, "hidden": 10, "heads": 2, "momentum": 0.9, "queue": 13},
-    "lewel-byol": {"dim": 8, "hidden": 10, "heads": 2, "momentum": 0.9},
-    "moco": {"dim": 6, "hidden": 10, "momentum": 0.9, "queue": 13},
-    "simclr": {"dim": 6, "hidden": 10},
-    "simsiam": {"dim": 6, "hidden": 10, "bottleneck": 4},
-    "supervised": {},
-    "vicreg": {"dim": 6, "hidden": 10},
-}
-
-# Which copies follow which networks.
-TWINS: dict[str, dict[str, str]] = {
-    "byol": {"twin_backbone": "backbone", "twin_head": "head"},
-    "cvsa": {"key_backbone": "backbone", "key_head": "head"},
-    "dino": {"teacher_backbone": "backbone", "teacher_head": "head"},
-    "lewel": {"key_backbone": "backbone", "key_head": "head"},
-    "lewel-byol": {"twin_backbone": "backbone", "twin_head": "head"},
-    "moco": {"key_backbone": "backbone", "key_head": "head"},
-}
+# by what objectives call them
+SIZES = {"dim": 6, "hidden": 10, "bottleneck": 4, "prototypes": 7, "heads": 2, "momentum": 0.9, "queue": 13}
 
 
 class Pixels(nn.Module):
@@ -53,8 +31,9 @@ class Pixels(nn.Module):
 
 def _made(name: str, backbone: Any, settings: dict[str, Any]) -> Any:
     kind = OBJECTIVES[name]
-    config = kind.Config.model_validate({**SIZES[name], **settings})
-    objective = kind(backbone, config, Data(images=100, batch=2, classes=CLASSES)).double()
+    sizes = {name: size for name, size in SIZES.items() if name in kind.Config.model_fields}
+    config = kind.Config.model_validate({**sizes, **settings})
+    objective = kind(backbone, config, DatasetInfo(images=100, batch_size=2, classes=CLASSES)).double()
     if kind.masked:
         objective.register_forward_pre_hook(_with_objects)
     return objective
@@ -84,13 +63,13 @@ def _resnet(seed: int) -> Backbone:
 
 
 def small(name: str, seed: int = 0, **settings: Any) -> Any:
-    """On a tiny ResNet; a twin has already fallen behind."""
+    """On a tiny ResNet; momentum copies differ from their networks."""
     backbone = copy.deepcopy(_resnet(seed))
     torch.manual_seed(seed)
     objective = _made(name, backbone, settings)
     with torch.no_grad():
-        for twin in TWINS.get(name, {}):
-            for parameter in getattr(objective, twin).parameters():
+        for average, _ in objective.momentum_copies():
+            for parameter in average.parameters():
                 parameter.add_(0.02 * torch.randn_like(parameter))
     return objective
 
@@ -124,7 +103,7 @@ def labels(n: int = 5) -> Tensor:
     return torch.arange(n) % CLASSES
 
 
-def outcome_of(objective: Objective, views: list[Tensor]) -> Any:
+def output_of(objective: Objective, views: list[Tensor]) -> Any:
     return objective(views, seeded(), labels(len(views[0])))
 
 

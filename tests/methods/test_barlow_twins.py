@@ -3,7 +3,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives import bare, images, normal, outcome_of, outputs, pictures, small
+from objectives import bare, images, normal, output_of, outputs, pictures, small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -74,17 +74,17 @@ def test_diagonal_counts_every_dimension_once() -> None:
 @pytest.mark.parametrize("n", [2, 5])
 def test_per_image_losses_against_loops_end_to_end(n: int) -> None:
     objective, views = small("barlow-twins", off_diagonal=0.2).train(), pictures(n)
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     first, second = (outputs(objective, view).detach() for view in views)
     a, b = standardized(first.numpy()), standardized(second.numpy())
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), parts(a, b, 0.2), rtol=1e-8, atol=1e-10)
-    assert outcome.loss.mean().item() == pytest.approx(reference(a, b, 0.2), rel=1e-8)
-    torch.testing.assert_close(outcome.embedding.detach(), F.normalize(first, dim=1), rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(outcome.target, F.normalize(second, dim=1), rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(output.loss.detach().numpy(), parts(a, b, 0.2), rtol=1e-8, atol=1e-10)
+    assert output.loss.mean().item() == pytest.approx(reference(a, b, 0.2), rel=1e-8)
+    torch.testing.assert_close(output.embedding.detach(), F.normalize(first, dim=1), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.target, F.normalize(second, dim=1), rtol=1e-8, atol=1e-12)
     c = correlation(a, b)
     others = c[~np.eye(6, dtype=bool)]
-    assert outcome.metrics["diagonal"].item() == pytest.approx(np.diag(c).mean(), rel=1e-8)
-    assert outcome.metrics["off_diagonal"].item() == pytest.approx(np.sqrt((others**2).mean()), rel=1e-7)
+    assert output.metrics["diagonal"].item() == pytest.approx(np.diag(c).mean(), rel=1e-8)
+    assert output.metrics["off_diagonal"].item() == pytest.approx(np.sqrt((others**2).mean()), rel=1e-7)
 
 
 def test_gradient_through_the_standardization_against_finite_differences() -> None:
@@ -93,7 +93,7 @@ def test_gradient_through_the_standardization_against_finite_differences() -> No
     objective.head = nn.Identity()
     first = normal(4, 3).requires_grad_()
     second = (first.detach() + normal(4, 3, seed=1)).requires_grad_()
-    whole = outcome_of(objective, [images(first), images(second)]).loss.mean()
+    whole = output_of(objective, [images(first), images(second)]).loss.mean()
     slopes = torch.autograd.grad(whole, [first, second])
     x, y = first.detach().numpy(), second.detach().numpy()
 
@@ -106,10 +106,10 @@ def test_gradient_through_the_standardization_against_finite_differences() -> No
 
 def test_identical_views_pay_for_redundancy_alone() -> None:
     objective, view = small("barlow-twins").train(), pictures(6)[0]
-    outcome = outcome_of(objective, [view, view])
+    output = output_of(objective, [view, view])
     a = standardized(outputs(objective, view).detach().numpy())
-    assert outcome.metrics["diagonal"].item() == pytest.approx(1, abs=0.01)
-    assert outcome.loss.mean().item() == pytest.approx(reference(a, a, 0.0051), rel=1e-8)
+    assert output.metrics["diagonal"].item() == pytest.approx(1, abs=0.01)
+    assert output.loss.mean().item() == pytest.approx(reference(a, a, 0.0051), rel=1e-8)
     assert reference(a, a, 0.0051) > 10 * reference(a, a, 0.0)
 
 

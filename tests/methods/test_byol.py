@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives import bare, images, normal, outcome_of, outputs, pictures, small
+from objectives import bare, images, normal, output_of, outputs, pictures, small
 from torch import nn
 from torch.nn import functional as F
 
@@ -40,19 +40,19 @@ def linear(layer: Layer, x: np.ndarray) -> np.ndarray:
 def test_loss_against_loops(n: int, dim: int, seed: int) -> None:
     objective, predictor, target = plain(dim, seed)
     first, second = normal(n, dim, seed=seed + 2), normal(n, dim, seed=seed + 3)
-    outcome = outcome_of(objective, [images(first), images(second)])
+    output = output_of(objective, [images(first), images(second)])
     x, y = first.numpy(), second.numpy()
     expected = reference((linear(predictor, x), linear(predictor, y)), (linear(target, x), linear(target, y)))
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-9, atol=1e-11)
-    assert outcome.loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-11)
-    assert outcome.metrics["positive_similarity"].item() == pytest.approx(1 - expected.mean() / 4, abs=1e-11)
+    np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-9, atol=1e-11)
+    assert output.loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-11)
+    assert output.metrics["positive_similarity"].item() == pytest.approx(1 - expected.mean() / 4, abs=1e-11)
 
 
 def test_gradients_against_finite_differences_with_still_targets() -> None:
     """The targets depend on the views, but send nothing back."""
     objective, predictor, target = plain(4)
     first, second = normal(3, 4, seed=5).requires_grad_(), normal(3, 4, seed=6).requires_grad_()
-    whole = outcome_of(objective, [images(first), images(second)]).loss.mean()
+    whole = output_of(objective, [images(first), images(second)]).loss.mean()
     slopes = torch.autograd.grad(whole, [first, second])
     x, y = first.detach().numpy(), second.detach().numpy()
     still = (linear(target, x), linear(target, y))
@@ -72,7 +72,7 @@ def test_loss_is_nought_for_the_right_direction_and_eight_for_the_opposite(facto
     objective.twin_head = nn.Linear(4, 4, bias=False).double()
     objective.twin_head.weight.data = factor * torch.eye(4, dtype=torch.float64)
     same = images(normal(3, 4))
-    loss = outcome_of(objective, [same, same]).loss
+    loss = output_of(objective, [same, same]).loss
     np.testing.assert_allclose(loss.numpy(), np.full(3, expected), atol=1e-12)
 
 
@@ -80,30 +80,30 @@ def test_loss_is_nought_for_the_right_direction_and_eight_for_the_opposite(facto
 @pytest.mark.parametrize("n", [2, 5])
 def test_per_image_losses_against_loops_end_to_end(training: bool, n: int) -> None:
     objective, views = small("byol").train(training), pictures(n)
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     embeddings = [outputs(objective, view).detach() for view in views]
     predictions = [objective.predictor(embedding).detach().numpy() for embedding in embeddings]
     targets = [outputs(objective, view, "twin_backbone", "twin_head") for view in views]
     expected = reference((predictions[0], predictions[1]), (targets[0].numpy(), targets[1].numpy()))
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(outcome.embedding.detach(), F.normalize(embeddings[0], dim=1), rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(outcome.target, F.normalize(targets[1], dim=1), rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.embedding.detach(), F.normalize(embeddings[0], dim=1), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.target, F.normalize(targets[1], dim=1), rtol=1e-8, atol=1e-12)
     first = F.cosine_similarity(torch.from_numpy(predictions[0]), targets[1])
-    torch.testing.assert_close(outcome.positive.detach(), first, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.positive.detach(), first, rtol=1e-8, atol=1e-12)
 
 
 def test_identical_views_through_an_equal_twin_are_not_yet_predicted() -> None:
     """The predictor stands between: the loss is not trivially nought."""
     view = pictures()[0]
-    outcome = outcome_of(small("byol").eval(), [view, view])
-    assert (outcome.loss > 0.1).all()
-    torch.testing.assert_close(outcome.loss, 4 - 4 * outcome.positive, rtol=1e-10, atol=1e-12)
+    output = output_of(small("byol").eval(), [view, view])
+    assert (output.loss > 0.1).all()
+    torch.testing.assert_close(output.loss, 4 - 4 * output.positive, rtol=1e-10, atol=1e-12)
 
 
 def test_twin_keeps_its_own_norm_statistics() -> None:
     objective = small("byol").train()
     before = {name: buffer.clone() for name, buffer in objective.twin_backbone.named_buffers()}
-    outcome_of(objective, pictures())
+    output_of(objective, pictures())
     after = dict(objective.twin_backbone.named_buffers())
     online = dict(objective.backbone.named_buffers())
     means = [name for name in before if name.endswith("running_mean")]

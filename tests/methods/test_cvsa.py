@@ -9,7 +9,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives import bare, normal, objects, outcome_of, outputs, pictures, seeded, small
+from objectives import bare, normal, objects, output_of, outputs, pictures, seeded, small
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -128,50 +128,50 @@ def masked(views: list[Tensor], seed: int = 9) -> list[Tensor]:
 def test_loss_is_mocos_and_the_weighed_alignment(weight: float) -> None:
     objective, plain = small("cvsa", alignment=weight).eval(), small("moco").eval()
     views = masked(pictures())
-    outcome, moco = outcome_of(objective, views), outcome_of(plain, [view[:, :3] for view in views])
-    phi = outcome.phi.detach().numpy()
+    output, moco = output_of(objective, views), output_of(plain, [view[:, :3] for view in views])
+    phi = output.phi.detach().numpy()
     n, c, h, w = phi.shape
     layers = [(p.weight.detach().numpy(), p.bias.detach().numpy()) for p in (objective.head[0], objective.head[2])]
     vectors = head_reference(phi.transpose(0, 2, 3, 1).reshape(-1, c), layers).reshape(n, h * w, -1)
     share = cell_means(views[0][:, 3].numpy(), h, w)
-    aligned = alignment(vectors, outcome.target.numpy(), share, objective.config.temperature)
+    aligned = alignment(vectors, output.target.numpy(), share, objective.config.temperature)
     np.testing.assert_allclose(
-        outcome.loss.detach().numpy(), moco.loss.detach().numpy() + weight * aligned, rtol=1e-6
+        output.loss.detach().numpy(), moco.loss.detach().numpy() + weight * aligned, rtol=1e-6
     )  # shares are single precision
-    assert float(outcome.metrics["alignment"]) == pytest.approx(aligned.mean(), rel=1e-6)
+    assert float(output.metrics["alignment"]) == pytest.approx(aligned.mean(), rel=1e-6)
     assert aligned.min() > 0.01
     for field in ("phi", "pooled", "embedding", "target", "positive"):
-        assert torch.equal(getattr(outcome, field), getattr(moco, field)), field
+        assert torch.equal(getattr(output, field), getattr(moco, field)), field
 
 
 def test_contrast_of_the_query_and_the_queue_alone_is_info_nce() -> None:
     """Without an object nothing but the contrast is left."""
     objective = small("cvsa").eval()
     views = [torch.cat([view, torch.zeros_like(view[:, :1])], 1) for view in pictures()]
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     q = F.normalize(outputs(objective, views[0][:, :3]), dim=1)
     k = F.normalize(outputs(objective, views[1][:, :3], "key_backbone", "key_head"), dim=1)
     negatives = objective.queue.vectors
     expected = info_nce_reference(*(x.detach().numpy() for x in (q, k, negatives)), objective.config.temperature)
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-8)
-    assert float(outcome.metrics["alignment"]) == 0
+    np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-8)
+    assert float(output.metrics["alignment"]) == 0
 
 
 def test_only_the_query_knows_where_its_object_is() -> None:
     objective = small("cvsa").eval()
     views = masked(pictures())
-    loss = outcome_of(objective, views).loss
+    loss = output_of(objective, views).loss
     here, there = views[0].clone(), views[1].clone()
     here[:, 3], there[:, 3] = here[:, 3].flip(1, 2), there[:, 3].flip(1, 2)
-    assert torch.equal(outcome_of(objective, [views[0], there]).loss, loss)
-    assert (outcome_of(objective, [here, views[1]]).loss != loss).all()
+    assert torch.equal(output_of(objective, [views[0], there]).loss, loss)
+    assert (output_of(objective, [here, views[1]]).loss != loss).all()
 
 
 def test_no_gradient_reaches_the_key_and_one_reaches_all_of_the_query() -> None:
     objective = small("cvsa").train()
     views = [view.requires_grad_() for view in masked(pictures())]
-    outcome_of(objective, views).loss.sum().backward()
-    assert not outcome_of(objective, views).target.requires_grad
+    output_of(objective, views).loss.sum().backward()
+    assert not output_of(objective, views).target.requires_grad
     assert views[1].grad is None or not views[1].grad.any()
     assert views[0].grad is not None
     assert views[0].grad[:, :3].any()
@@ -182,8 +182,8 @@ def test_no_gradient_reaches_the_key_and_one_reaches_all_of_the_query() -> None:
 def test_permuted_images_keep_their_losses() -> None:
     objective, order = small("cvsa").eval(), torch.tensor([3, 0, 4, 2, 1])
     views = masked(pictures())
-    loss = outcome_of(objective, views).loss
-    torch.testing.assert_close(outcome_of(objective, [v[order] for v in views]).loss, loss[order], rtol=1e-7, atol=0)
+    loss = output_of(objective, views).loss
+    torch.testing.assert_close(output_of(objective, [v[order] for v in views]).loss, loss[order], rtol=1e-7, atol=0)
 
 
 def test_gradcam_needs_the_map_and_gets_it() -> None:
@@ -191,16 +191,16 @@ def test_gradcam_needs_the_map_and_gets_it() -> None:
     objective = bare("cvsa", 3)
     views = [view.clone() for view in masked(pictures(n=2, side=4))]
     views[0].requires_grad_()
-    outcome = outcome_of(objective, views)
-    assert not outcome.average_pooled
-    (slope,) = torch.autograd.grad(outcome.loss.sum(), outcome.phi)
+    output = output_of(objective, views)
+    assert not objective.average_pooled
+    (slope,) = torch.autograd.grad(output.loss.sum(), output.phi)
 
     @torch.no_grad()
     def loss(phi: np.ndarray) -> float:
         nudged = torch.cat([torch.from_numpy(phi), views[0][:, 3:].detach()], dim=1)
-        return float(outcome_of(objective, [nudged, views[1]]).loss.sum())
+        return float(output_of(objective, [nudged, views[1]]).loss.sum())
 
-    phi = outcome.phi.detach().numpy()
+    phi = output.phi.detach().numpy()
     measured = differences(loss, phi)
     np.testing.assert_allclose(slope.numpy(), measured, rtol=1e-4, atol=1e-7)
     assert np.ptp(measured, axis=(2, 3)).max() > 1e-3, "not the same in every cell"
@@ -216,7 +216,7 @@ def test_views_of_the_test_helpers_have_objects() -> None:
     with_them = torch.cat([view, where], 1)
     objective = small("cvsa").eval()
     others = pictures()
-    assert torch.equal(outcome_of(objective, others).loss, outcome_of(objective, [with_them, others[1]]).loss)
+    assert torch.equal(output_of(objective, others).loss, output_of(objective, [with_them, others[1]]).loss)
 
 
 # --- beside MoCo --------------------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives import bare, images, normal, outcome_of, pictures, small
+from objectives import bare, images, normal, output_of, pictures, small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -88,7 +88,7 @@ def test_gradients_against_finite_differences_with_a_still_teacher() -> None:
     """In every view, local ones too; the teacher sees the same images, but sends nothing back."""
     objective, student, teacher = plain()
     views = [normal(2, 4, seed=seed).requires_grad_() for seed in range(4)]
-    slopes = torch.autograd.grad(outcome_of(objective, [images(view) for view in views]).loss.mean(), views)
+    slopes = torch.autograd.grad(output_of(objective, [images(view) for view in views]).loss.mean(), views)
     seen = [view.detach().numpy() for view in views]
     still = [x @ teacher.T for x in seen[:2]]
     for place, slope in enumerate(slopes):
@@ -106,17 +106,17 @@ def test_per_image_losses_against_loops_end_to_end(local: int, n: int) -> None:
     """Local crops are smaller, and only the student sees them."""
     objective, views = small("dino").eval(), global_and_local(n, local)
     objective.center = 0.1 * normal(PROTOTYPES)
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     student = [logits(objective, view, "backbone", "head") for view in views]
     teacher = [logits(objective, view, "teacher_backbone", "teacher_head") for view in views[:2]]
     expected = reference(student, teacher, objective.center.numpy())
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-8)
+    np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-8)
 
 
 def test_temperatures_are_the_configured_ones() -> None:
     objective, student, teacher = plain(student_temperature=0.3, teacher_temperature=0.7)
     views = [normal(3, 4, seed=seed) for seed in range(3)]
-    loss = outcome_of(objective, [images(view) for view in views]).loss.detach().numpy()
+    loss = output_of(objective, [images(view) for view in views]).loss.detach().numpy()
     said = [view.numpy() @ student.T for view in views]
     taught = [view.numpy() @ teacher.T for view in views[:2]]
     np.testing.assert_allclose(loss, reference(said, taught, objective.center.numpy(), 0.3, 0.7), rtol=1e-9)
@@ -126,18 +126,18 @@ def test_temperatures_are_the_configured_ones() -> None:
 def test_identical_views_are_still_told_to_be_as_sharp_as_the_teacher() -> None:
     objective, student, teacher = plain()
     same = normal(3, 4)
-    loss = outcome_of(objective, [images(same)] * 2).loss.detach().numpy()
+    loss = output_of(objective, [images(same)] * 2).loss.detach().numpy()
     expected = reference([same.numpy() @ student.T] * 2, [same.numpy() @ teacher.T] * 2, objective.center.numpy())
     np.testing.assert_allclose(loss, expected, rtol=1e-9)
 
 
 def test_embedding_and_target_are_the_units_before_the_prototypes() -> None:
     objective, views = small("dino").eval(), global_and_local()
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     unit, _ = objective.head(objective.backbone(views[0]).mean((2, 3)))
     target, _ = objective.teacher_head(objective.teacher_backbone(views[1]).mean((2, 3)))
-    torch.testing.assert_close(outcome.embedding, unit, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(outcome.target, target, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.embedding, unit, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.target, target, rtol=1e-8, atol=1e-12)
 
 
 # --- center -------------------------------------------------------------------------------------------------------
@@ -149,9 +149,9 @@ def test_center_follows_the_mean_of_what_the_teacher_says_of_both_global_views()
     for step in range(3):
         views = [normal(3, 4, seed=10 * step + i) for i in range(4)]
         before = objective.center.clone()
-        outcome = outcome_of(objective, [images(view) for view in views])
+        output = output_of(objective, [images(view) for view in views])
         assert torch.equal(objective.center, before), "the loss is that of the center of the steps before"
-        objective.after_step(outcome)
+        objective.after_step(output)
         history.append([view.numpy() @ teacher.T for view in views[:2]])
     np.testing.assert_allclose(objective.center.numpy(), center_reference(history, start.numpy(), 0.9), rtol=1e-10)
 
@@ -159,7 +159,7 @@ def test_center_follows_the_mean_of_what_the_teacher_says_of_both_global_views()
 def test_center_end_to_end() -> None:
     objective, views = small("dino", center_momentum=0.6).eval(), global_and_local()
     assert not objective.center.any()
-    objective.after_step(outcome_of(objective, views))
+    objective.after_step(output_of(objective, views))
     said = [logits(objective, view, "teacher_backbone", "teacher_head") for view in views[:2]]
     expected = center_reference([said], np.zeros(PROTOTYPES), 0.6)
     np.testing.assert_allclose(objective.center.numpy(), expected, rtol=1e-8, atol=1e-14)
@@ -172,9 +172,9 @@ def test_center_of_a_constant_teacher_is_what_it_says_and_leaves_no_favorite() -
     same = normal(1, 4).repeat(3, 1)
     entropies = []
     for _ in range(45):
-        outcome = outcome_of(objective, [images(same)] * 2)
-        objective.after_step(outcome)
-        entropies.append(outcome.metrics["teacher_entropy"].item())
+        output = output_of(objective, [images(same)] * 2)
+        objective.after_step(output)
+        entropies.append(output.metrics["teacher_entropy"].item())
     np.testing.assert_allclose(objective.center.numpy(), teacher @ same[0].numpy(), rtol=1e-10, atol=1e-12)
     assert entropies[0] < 0.9 * math.log(PROTOTYPES)
     assert entropies[-1] == pytest.approx(math.log(PROTOTYPES), rel=1e-10)
@@ -185,16 +185,16 @@ def test_center_of_a_constant_teacher_is_what_it_says_and_leaves_no_favorite() -
 
 def test_prototypes_have_unit_length_whatever_their_weights() -> None:
     objective, views = small("dino").eval(), global_and_local()
-    before = outcome_of(objective, views).loss
+    before = output_of(objective, views).loss
     with torch.no_grad():
         for head in (objective.head, objective.teacher_head):
             head.prototypes.mul_(torch.linspace(0.01, 100, PROTOTYPES, dtype=torch.float64)[:, None])
-    torch.testing.assert_close(outcome_of(objective, views).loss, before, rtol=1e-8, atol=0)
+    torch.testing.assert_close(output_of(objective, views).loss, before, rtol=1e-8, atol=0)
 
 
 def test_a_prototypes_slope_does_not_change_its_length() -> None:
     objective = small("dino")
-    outcome_of(objective, pictures()).loss.mean().backward()
+    output_of(objective, pictures()).loss.mean().backward()
     prototypes = objective.head.prototypes
     along = (prototypes.grad * prototypes).sum(1).detach().numpy()
     np.testing.assert_allclose(along, np.zeros(PROTOTYPES), atol=1e-12)
@@ -207,22 +207,22 @@ def test_only_global_views_reach_the_teacher() -> None:
     for name, shapes in seen.items():
         getattr(objective, name).register_forward_hook(lambda _, args, __, to=shapes: to.append(tuple(args[0].shape)))
     views = global_and_local(3, 2)
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     assert seen["teacher_backbone"] == [(6, 3, 36, 36)]
     assert seen["backbone"] == [(6, 3, 36, 36), (6, 3, 20, 20)]
-    others = outcome_of(objective, [*views[:2], *pictures(3, side=20, seed=30)])
-    assert torch.equal(others.target, outcome.target)
-    assert torch.equal(others.metrics["teacher_entropy"], outcome.metrics["teacher_entropy"])
-    assert not torch.allclose(others.loss, outcome.loss)
+    others = output_of(objective, [*views[:2], *pictures(3, side=20, seed=30)])
+    assert torch.equal(others.target, output.target)
+    assert torch.equal(others.metrics["teacher_entropy"], output.metrics["teacher_entropy"])
+    assert not torch.allclose(others.loss, output.loss)
 
 
 def test_local_crops_as_large_as_the_others_are_still_not_the_teachers() -> None:
     objective, views = small("dino").eval(), pictures(3, views=4)
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     student = [logits(objective, view, "backbone", "head") for view in views]
     teacher = [logits(objective, view, "teacher_backbone", "teacher_head") for view in views[:2]]
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), reference(student, teacher, np.zeros(7)), rtol=1e-8)
-    assert len(outcome.phi) == 3
+    np.testing.assert_allclose(output.loss.detach().numpy(), reference(student, teacher, np.zeros(7)), rtol=1e-8)
+    assert len(output.phi) == 3
 
 
 def test_prototypes_wait() -> None:
@@ -238,6 +238,6 @@ def test_prototypes_wait() -> None:
 def test_head_has_three_layers_and_no_batch_norm() -> None:
     head = small("dino").head
     assert [type(layer).__name__ for layer in head.layers] == ["Linear", "GELU", "Linear", "GELU", "Linear"]
-    assert [tuple(layer.weight.shape) for layer in head.layers[::2]] == [(10, 96), (10, 10), (5, 10)]
-    assert head.prototypes.shape == (PROTOTYPES, 5)
+    assert [tuple(layer.weight.shape) for layer in head.layers[::2]] == [(10, 96), (10, 10), (4, 10)]
+    assert head.prototypes.shape == (PROTOTYPES, 4)
     assert not any(isinstance(module, nn.BatchNorm1d) for module in head.modules())

@@ -1,14 +1,14 @@
-"""What holds for every objective: the outcome it hands on, who learns, and that the rationale can be put beside it."""
+"""What holds for every objective: the output it hands on, who learns, and that the rationale can be put beside it."""
 
 import math
 
 import numpy as np
 import pytest
 import torch
-from objectives import CHANNELS, SIZES, TWINS, labels, outcome_of, pictures, seeded, small
+from objectives import CHANNELS, labels, output_of, pictures, seeded, small
 from torch.nn import functional as F
 
-from finesight.methods.registry import OBJECTIVES
+from finesight.methods.base import OBJECTIVES
 from finesight.nn.momentum import rising_momentum
 from finesight.rationale.config import READINGS
 from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
@@ -17,31 +17,26 @@ from reference.gradcam import average
 from reference.momentum import averaged
 
 NAMES = sorted(OBJECTIVES)
-JOINED = {"simclr", "barlow-twins", "vicreg"}  # the loss of an image depends on the others
-LOOKING = {"cvsa", "lewel", "lewel-byol"}  # at single cells too, not at the average of φ alone
 every_objective = pytest.mark.parametrize("name", NAMES)
 
 
-def test_no_objective_is_left_out() -> None:
-    assert set(SIZES) == set(OBJECTIVES)
-
-
 @every_objective
-def test_outcome_has_the_promised_shapes(name: str) -> None:
+def test_output_has_the_promised_shapes(name: str) -> None:
     objective = small(name)
-    outcome = outcome_of(objective, pictures(5))
-    assert outcome.loss.shape == (5,)
-    assert torch.isfinite(outcome.loss).all()
-    assert outcome.phi.shape == (5, CHANNELS, 2, 2)
-    assert outcome.embedding.ndim == outcome.target.ndim == 2
-    assert outcome.embedding.shape == outcome.target.shape
-    for unit in (outcome.embedding, outcome.target):
+    output = output_of(objective, pictures(5))
+    assert output.loss.shape == (5,)
+    assert torch.isfinite(output.loss).all()
+    assert output.phi.shape == (5, CHANNELS, 2, 2)
+    assert output.embedding.ndim == output.target.ndim == 2
+    assert output.embedding.shape == output.target.shape
+    for unit in (output.embedding, output.target):
         np.testing.assert_allclose(unit.detach().norm(dim=1).numpy(), np.ones(5), rtol=1e-12)
-    assert outcome.embedding.requires_grad
-    assert not outcome.target.requires_grad
-    assert outcome.positive is None or outcome.positive.shape == (5,)
-    assert tuple(outcome.metrics) == objective.metrics
-    for metric in outcome.metrics.values():
+    assert output.embedding.requires_grad
+    assert not output.target.requires_grad
+    assert output.positive is None or output.positive.shape == (5,)
+    assert list(output.metrics) == list(objective.metrics)
+    assert all(objective.metrics.values()), "each in words"
+    for metric in output.metrics.values():
         assert metric.shape == ()
         assert not metric.requires_grad
 
@@ -49,19 +44,18 @@ def test_outcome_has_the_promised_shapes(name: str) -> None:
 @every_objective
 def test_phi_is_the_online_map_of_the_first_view_and_pooled_its_average(name: str) -> None:
     objective, views = small(name).eval(), pictures()
-    outcome = outcome_of(objective, views)
-    torch.testing.assert_close(outcome.phi, objective.backbone(views[0]), rtol=1e-9, atol=1e-12)
-    assert outcome.average_pooled == (name not in LOOKING)
-    np.testing.assert_allclose(outcome.pooled.detach().numpy(), average(outcome.phi.detach().numpy()), rtol=1e-9)
+    output = output_of(objective, views)
+    torch.testing.assert_close(output.phi, objective.backbone(views[0]), rtol=1e-9, atol=1e-12)
+    np.testing.assert_allclose(output.pooled.detach().numpy(), average(output.phi.detach().numpy()), rtol=1e-9)
 
 
 @every_objective
 def test_twins_get_no_gradient_and_every_other_weight_does(name: str) -> None:
     objective = small(name).train()
-    outcome_of(objective, pictures()).loss.mean().backward()
-    twins = tuple(f"{twin}." for twin in TWINS.get(name, {}))
+    output_of(objective, pictures()).loss.mean().backward()
+    copies = {parameter for average, _ in objective.momentum_copies() for parameter in average.parameters()}
     for weight, parameter in objective.named_parameters():
-        if weight.startswith(twins):
+        if parameter in copies:
             assert not parameter.requires_grad, weight
             assert parameter.grad is None, weight
         else:
@@ -95,12 +89,12 @@ def test_batch_norm_does_not_mind_a_permuted_batch(name: str) -> None:
 @every_objective
 def test_an_image_has_a_part_in_the_losses_of_others_only_where_they_hang_together(name: str) -> None:
     objective = small(name).eval()
-    outcome = outcome_of(objective, pictures())
-    rows = [torch.autograd.grad(loss, outcome.pooled, retain_graph=True)[0].norm(dim=1) for loss in outcome.loss]
+    output = output_of(objective, pictures())
+    rows = [torch.autograd.grad(loss, output.pooled, retain_graph=True)[0].norm(dim=1) for loss in output.loss]
     influence = torch.stack(rows)  # of the image in a column on the loss in a row
     assert (influence.diagonal() > 0).all()
     others = influence[~torch.eye(5, dtype=torch.bool)]
-    assert (others > 0).all() if name in JOINED else not others.any()
+    assert (others > 0).all() if objective.couples_batch else not others.any()
 
 
 @every_objective
@@ -115,8 +109,8 @@ def test_only_a_labeled_objective_looks_at_labels(name: str) -> None:
 @every_objective
 def test_the_second_view_counts_where_it_is_asked_for(name: str) -> None:
     objective, views, others = small(name).eval(), pictures(), pictures(seed=5)
-    loss = outcome_of(objective, views).loss
-    changed = outcome_of(objective, [views[0], others[1]]).loss
+    loss = output_of(objective, views).loss
+    changed = output_of(objective, [views[0], others[1]]).loss
     assert torch.equal(loss, changed) == (objective.views == 1)
 
 
@@ -126,23 +120,23 @@ def test_state_is_all_there_is(name: str) -> None:
     views = pictures()
     first, second = small(name).train(), small(name, seed=1)
     first.before_step(0.5)
-    first.after_step(outcome_of(first, views))
+    first.after_step(output_of(first, views))
     second.load_state_dict(first.state_dict())
     first.eval()
     second.eval()
-    torch.testing.assert_close(outcome_of(second, views).loss, outcome_of(first, views).loss, rtol=1e-12, atol=0)
+    torch.testing.assert_close(output_of(second, views).loss, output_of(first, views).loss, rtol=1e-12, atol=0)
 
 
 @every_objective
 def test_head_and_loss_keep_single_precision_under_autocast(name: str) -> None:
     objective, views = small(name).float().eval(), [view.float() for view in pictures()]
-    exact = outcome_of(objective, views).loss
+    exact = output_of(objective, views).loss
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outcome = outcome_of(objective, views)
-    assert outcome.phi.dtype == torch.bfloat16
-    kept = (outcome.loss, outcome.pooled, outcome.embedding, outcome.target)
+        output = output_of(objective, views)
+    assert output.phi.dtype == torch.bfloat16
+    kept = (output.loss, output.pooled, output.embedding, output.target)
     assert {value.dtype for value in kept} == {torch.float32}
-    torch.testing.assert_close(outcome.loss, exact, rtol=0.1, atol=0.05)
+    torch.testing.assert_close(output.loss, exact, rtol=0.1, atol=0.05)
 
 
 # --- who learns ---------------------------------------------------------------------------------------------------
@@ -175,12 +169,12 @@ def test_momentum_rises_from_its_start_to_one(start: float) -> None:
     assert rising_momentum(start, 0.25) == pytest.approx(1 - (1 - start) * (1 + math.sqrt(0.5)) / 2, rel=1e-12)
 
 
-@pytest.mark.parametrize("name", sorted(TWINS))
+@every_objective
 @pytest.mark.parametrize(("progress", "rising"), [(0.0, 0.9), (0.5, 0.95), (1.0, 1.0)])
-def test_before_a_step_the_twin_moves_by_the_momentum(name: str, progress: float, rising: float) -> None:
+def test_before_a_step_momentum_copies_move_by_the_momentum(name: str, progress: float, rising: float) -> None:
     objective = small(name)
-    momentum = 0.9 if name in ("cvsa", "lewel", "moco") else rising
-    pairs = [(getattr(objective, twin), getattr(objective, online)) for twin, online in TWINS[name].items()]
+    momentum = rising if objective.momentum_rises else 0.9
+    pairs = objective.momentum_copies()
     begun = [[p.clone() for p in twin.parameters()] for twin, _ in pairs]
     kept = [{key: buffer.clone() for key, buffer in twin.named_buffers()} for twin, _ in pairs]
     leaders = [[p.detach().clone() for p in online.parameters()] for _, online in pairs]
@@ -196,28 +190,36 @@ def test_before_a_step_the_twin_moves_by_the_momentum(name: str, progress: float
     assert not any(p.requires_grad for twin, _ in pairs for p in twin.parameters())
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - set(TWINS)))
-def test_without_a_twin_nothing_moves_before_and_after_a_step(name: str) -> None:
+@every_objective
+def test_without_momentum_copies_nothing_moves_before_and_after_a_step(name: str) -> None:
     objective = small(name).eval()
-    outcome = outcome_of(objective, pictures())
+    if objective.momentum_copies():
+        return
+    output = output_of(objective, pictures())
     state = {key: value.clone() for key, value in objective.state_dict().items()}
     objective.before_step(0.5)
-    objective.after_step(outcome)
+    objective.after_step(output)
     assert all(torch.equal(value, state[key]) for key, value in objective.state_dict().items())
 
 
 # --- the rationale ------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", sorted(set(NAMES) - LOOKING))
+@every_objective
 @pytest.mark.parametrize("training", [False, True])
-def test_gradcam_of_the_pooled_vector_is_that_of_the_map(name: str, training: bool) -> None:
+def test_gradcam_of_the_pooled_vector_is_that_of_the_map_where_the_average_is_all_it_sees(
+    name: str, training: bool
+) -> None:
     """Only if ``pooled`` is what the head saw, and all it saw of φ."""
     objective = small(name).train(training)
-    outcome = outcome_of(objective, pictures())
-    scores = [outcome.loss] if outcome.positive is None else [outcome.loss, outcome.positive]
+    output = output_of(objective, pictures())
+    if not objective.average_pooled:
+        whole, part = map_gradcam(output.phi, output.loss), pooled_gradcam(output.phi, output.pooled, output.loss)
+        assert (whole - part).abs().max() > 0.01 * whole.abs().max()
+        return
+    scores = [output.loss] if output.positive is None else [output.loss, output.positive]
     for score in scores:
-        pooled, whole = pooled_gradcam(outcome.phi, outcome.pooled, score), map_gradcam(outcome.phi, score)
+        pooled, whole = pooled_gradcam(output.phi, output.pooled, score), map_gradcam(output.phi, score)
         assert whole.abs().max() > 0
         largest = float(whole.detach().abs().max())
         torch.testing.assert_close(pooled, whole, rtol=1e-6, atol=1e-12 * largest)
@@ -228,15 +230,15 @@ def test_rationale_stands_beside_every_objective(name: str) -> None:
     objective = small(name).train()
     torch.manual_seed(0)
     rationale = Rationale(CHANNELS, READINGS["finesight"]).double()
-    outcome = outcome_of(objective, pictures())
-    fitted = rationale(outcome)
+    output = output_of(objective, pictures())
+    fitted = rationale(output, average_pooled=objective.average_pooled)
     assert fitted.target.shape == fitted.attention.shape == (5, 2, 2)
     assert torch.isfinite(fitted.target).all()
     np.testing.assert_allclose(fitted.target.amax((1, 2)).numpy(), np.ones(5), rtol=1e-12)
     assert (fitted.target >= 0).all()
-    signed = map_gradcam(outcome.phi, outcome.loss).detach().abs()
+    signed = map_gradcam(output.phi, output.loss).detach().abs()
     torch.testing.assert_close(fitted.target, signed / signed.amax((1, 2), keepdim=True), rtol=1e-6, atol=1e-10)
-    (outcome.loss.mean() + fitted.loss).backward()
+    (output.loss.mean() + fitted.loss).backward()
     assert all(p.grad is not None and p.grad.any() for p in rationale.parameters())
 
 
@@ -246,10 +248,11 @@ def test_rationale_leaves_the_objectives_gradient_as_it_is(name: str) -> None:
     slopes = []
     for beside in (False, True):
         objective = small(name).train()
-        outcome = outcome_of(objective, pictures())
-        loss = outcome.loss.mean()
+        output = output_of(objective, pictures())
+        loss = output.loss.mean()
         if beside:
-            loss = loss + Rationale(CHANNELS, READINGS["finesight"]).double()(outcome).loss
+            rationale = Rationale(CHANNELS, READINGS["finesight"]).double()
+            loss = loss + rationale(output, average_pooled=objective.average_pooled).loss
         loss.backward()
         slopes.append({key: p.grad for key, p in objective.named_parameters() if p.grad is not None})
     assert slopes[0].keys() == slopes[1].keys()
@@ -261,17 +264,19 @@ def test_rationale_leaves_the_objectives_gradient_as_it_is(name: str) -> None:
 def test_similarity_of_the_pair_as_a_score_is_had_or_refused(name: str) -> None:
     config = READINGS["finesight"].model_copy(update={"score": "positive"})
     rationale = Rationale(CHANNELS, config).double()
-    outcome = outcome_of(small(name), pictures())
-    if outcome.positive is None:
+    objective = small(name)
+    output = output_of(objective, pictures())
+    if output.positive is None:
         with pytest.raises(ValueError, match="no positive"):
-            rationale(outcome)
+            rationale(output, average_pooled=objective.average_pooled)
     else:
-        np.testing.assert_allclose(rationale(outcome).target.amax((1, 2)).numpy(), np.ones(5), rtol=1e-12)
-        assert (outcome.positive.abs() <= 1 + 1e-12).all()
+        fitted = rationale(output, average_pooled=objective.average_pooled)
+        np.testing.assert_allclose(fitted.target.amax((1, 2)).numpy(), np.ones(5), rtol=1e-12)
+        assert (output.positive.abs() <= 1 + 1e-12).all()
 
 
 @pytest.mark.parametrize("name", ["simclr", "moco", "cvsa", "lewel"])
 def test_positive_is_the_cosine_of_embedding_and_target(name: str) -> None:
-    outcome = outcome_of(small(name), pictures())
-    expected = F.cosine_similarity(outcome.embedding, outcome.target)
-    torch.testing.assert_close(outcome.positive, expected, rtol=1e-10, atol=1e-13)
+    output = output_of(small(name), pictures())
+    expected = F.cosine_similarity(output.embedding, output.target)
+    torch.testing.assert_close(output.positive, expected, rtol=1e-10, atol=1e-13)

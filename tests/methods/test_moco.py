@@ -9,7 +9,7 @@ from pydantic import ValidationError
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data
+from finesight.methods.base import DatasetInfo
 from finesight.methods.moco import MoCo, MoCoConfig, info_nce
 from finesight.nn.backbone import Backbone, BackboneConfig
 from finesight.nn.distributed import gather, shuffled_forward, world
@@ -164,7 +164,7 @@ def moco(queue: int = 13, **settings: object) -> MoCo:
     torch.manual_seed(0)
     backbone = Backbone(BackboneConfig(name="test_resnet", weights="random"))
     config = MoCoConfig.model_validate({"dim": 8, "hidden": 12, "momentum": 0.9, "queue": queue, **settings})
-    objective = MoCo(backbone, config, Data(images=100, batch=1)).double()
+    objective = MoCo(backbone, config, DatasetInfo(images=100, batch_size=1)).double()
     with torch.no_grad():
         for parameter in [*objective.key_backbone.parameters(), *objective.key_head.parameters()]:
             parameter.add_(0.02 * torch.randn_like(parameter))
@@ -182,32 +182,32 @@ def layers_of(head: nn.Module) -> list[tuple[np.ndarray, np.ndarray]]:
 
 def test_per_image_losses_against_loops_end_to_end() -> None:
     objective, views = moco().eval(), two_views()
-    outcome = objective(views, seeded(0))
+    output = objective(views, seeded(0))
     phi, key_phi = objective.backbone(views[0]).detach().numpy(), objective.key_backbone(views[1]).numpy()
     q = head_reference(average(phi), layers_of(objective.head))
     k = head_reference(average(key_phi), layers_of(objective.key_head))
     expected = info_nce_reference(q, k, objective.queue.vectors.numpy(), 0.2)
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-9)
-    np.testing.assert_allclose(outcome.embedding.detach().numpy(), q, rtol=1e-8)
-    np.testing.assert_allclose(outcome.target.numpy(), k, rtol=1e-8)
-    np.testing.assert_allclose(outcome.pooled.detach().numpy(), average(phi), rtol=1e-9)
-    assert outcome.positive is not None
-    np.testing.assert_allclose(outcome.positive.detach().numpy(), (q * k).sum(1), rtol=1e-8)
-    assert outcome.metrics["positive_similarity"].item() == pytest.approx((q * k).sum(1).mean())
+    np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-9)
+    np.testing.assert_allclose(output.embedding.detach().numpy(), q, rtol=1e-8)
+    np.testing.assert_allclose(output.target.numpy(), k, rtol=1e-8)
+    np.testing.assert_allclose(output.pooled.detach().numpy(), average(phi), rtol=1e-9)
+    assert output.positive is not None
+    np.testing.assert_allclose(output.positive.detach().numpy(), (q * k).sum(1), rtol=1e-8)
+    assert output.metrics["positive_similarity"].item() == pytest.approx((q * k).sum(1).mean())
     negative = (q @ objective.queue.vectors.numpy().T).mean()
-    assert outcome.metrics["negative_similarity"].item() == pytest.approx(negative)
-    assert outcome.average_pooled
-    assert outcome.phi.shape == (6, 96, 2, 2)
+    assert output.metrics["negative_similarity"].item() == pytest.approx(negative)
+    assert objective.average_pooled
+    assert output.phi.shape == (6, 96, 2, 2)
 
 
 @pytest.mark.parametrize("reading", ["finesight", "paper"])
 def test_rationale_of_moco_against_loops_end_to_end(reading: ReadingName) -> None:
     objective, config = moco().eval(), READINGS[reading].model_copy(update={"projections": 3})
     rationale = Rationale(96, config).double()
-    outcome = objective(two_views(3), seeded(0))
-    result = rationale(outcome)
-    (slope,) = torch.autograd.grad(outcome.loss.sum(), outcome.phi)
-    phi = outcome.phi.detach().numpy()
+    output = objective(two_views(3), seeded(0))
+    result = rationale(output, average_pooled=True)
+    (slope,) = torch.autograd.grad(output.loss.sum(), output.phi)
+    phi = output.phi.detach().numpy()
     target = target_reference(cam(phi, slope.numpy()), config.rectify, config.target_scale)
     filters = rationale.branch.filters.weight.detach().numpy()[:, :, 0, 0]
     attention = branch_reference(phi, filters, unit=config.input_norm == "l2")
@@ -228,11 +228,11 @@ def test_rationale_of_moco_against_loops_end_to_end(reading: ReadingName) -> Non
 @pytest.mark.parametrize("projector", ["2-layer", "3-layer-bn"])
 def test_teacher_gets_no_gradient_and_every_online_weight_does(projector: str) -> None:
     objective = moco(projector=projector)
-    outcome = objective(two_views(), seeded(0))
-    fitted = Rationale(96, READINGS["released"]).double()(outcome)
-    assert not outcome.target.requires_grad
-    assert not any(value.requires_grad for value in outcome.metrics.values())
-    (outcome.loss.mean() + fitted.loss).backward()
+    output = objective(two_views(), seeded(0))
+    fitted = Rationale(96, READINGS["released"]).double()(output, average_pooled=True)
+    assert not output.target.requires_grad
+    assert not any(value.requires_grad for value in output.metrics.values())
+    (output.loss.mean() + fitted.loss).backward()
     for name, parameter in objective.named_parameters():
         teacher = name.startswith("key_")
         assert parameter.requires_grad != teacher, name
@@ -250,7 +250,8 @@ def test_permuting_the_batch_permutes_the_losses() -> None:
     config = READINGS["finesight"]
     torch.manual_seed(0)
     rationale = Rationale(96, config).double()
-    torch.testing.assert_close(rationale(permuted).target, rationale(straight).target[order], rtol=1e-6, atol=1e-9)
+    here, there = (rationale(output, average_pooled=True).target for output in (straight, permuted))
+    torch.testing.assert_close(there, here[order], rtol=1e-6, atol=1e-9)
 
 
 def test_only_the_keys_norms_depend_on_the_step_seed() -> None:
@@ -288,29 +289,29 @@ def test_a_step_moves_twin_and_queue(queue: int, batch: int) -> None:
             torch.testing.assert_close(after, 0.9 * torch.from_numpy(before) + 0.1 * leader.detach())
     assert all(torch.equal(b, statistics[name]) for name, b in objective.key_backbone.named_buffers())
     vectors = objective.queue.vectors.clone()
-    outcome = objective(two_views(batch), seeded(0))
+    output = objective(two_views(batch), seeded(0))
     assert torch.equal(objective.queue.vectors, vectors)
-    objective.after_step(outcome)
+    objective.after_step(output)
     kept = min(queue, batch)
     assert int(objective.queue.pointer) == batch % queue
     newest = torch.roll(objective.queue.vectors, -(batch % queue), 0)[-kept:]
-    assert torch.equal(newest, outcome.target[-kept:])
+    assert torch.equal(newest, output.target[-kept:])
 
 
 def test_head_and_gradcam_keep_single_precision_under_autocast() -> None:
     objective = moco().float().eval()
     views = [view.float() for view in two_views()]
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        outcome = objective(views, seeded(0))
-        signed = pooled_gradcam(outcome.phi, outcome.pooled, outcome.loss)
-    assert outcome.phi.dtype == torch.bfloat16
-    assert {outcome.loss.dtype, outcome.pooled.dtype, outcome.target.dtype, signed.dtype} == {torch.float32}
-    phi = outcome.phi.detach().double().requires_grad_()
+        output = objective(views, seeded(0))
+        signed = pooled_gradcam(output.phi, output.pooled, output.loss)
+    assert output.phi.dtype == torch.bfloat16
+    assert {output.loss.dtype, output.pooled.dtype, output.target.dtype, signed.dtype} == {torch.float32}
+    phi = output.phi.detach().double().requires_grad_()
     q = F.normalize(objective.head.double()(phi.mean((2, 3))), dim=1)
-    loss, _, _ = info_nce(q, outcome.target.double(), objective.queue.vectors.double(), 0.2)
+    loss, _, _ = info_nce(q, output.target.double(), objective.queue.vectors.double(), 0.2)
     (slope,) = torch.autograd.grad(loss.sum(), phi)
     exact = (slope * phi).sum(1).detach()
-    torch.testing.assert_close(outcome.loss.detach().double(), loss.detach(), rtol=1e-5, atol=1e-6)
+    torch.testing.assert_close(output.loss.detach().double(), loss.detach(), rtol=1e-5, atol=1e-6)
     torch.testing.assert_close(signed.detach().double(), exact, rtol=0, atol=2e-5 * float(exact.abs().max()))
 
 

@@ -6,14 +6,13 @@ import pytest
 import yaml
 
 from finesight.errors import FineSightError
-from finesight.methods.recipes import RECIPES, recipe
-from finesight.methods.registry import OBJECTIVES
+from finesight.methods.base import METHODS, OBJECTIVES, find_method
 from finesight.nn.pooling import uses_rationale
 from finesight.nn.pooling_config import PoolingName
 from finesight.paper.published import TABLE_1, TABLE_3, paper_results
 from finesight.training.config import build_config, flat
 
-TRAINED = [name for name, entry in RECIPES.items() if entry.objective is not None]
+TRAINED = [name for name, entry in METHODS.items() if entry.objective is not None]
 BY_BRANCH = {"lcr-dual-pooling", "moco-bilinear", "sam-ssl-bilinear"}  # their training pools by it
 POOLING = {
     **dict.fromkeys(("lcr", "lcr+contrastive-crop", "lcr-mlp", "lcr-single", "byol-lcr"), "rationale-gem"),
@@ -24,22 +23,22 @@ POOLING = {
 
 
 def test_every_system_of_tables_2_and_3_has_a_recipe_and_every_objective_one_without_rationale() -> None:
-    tables, rows = paper_results(), [entry.paper for entry in RECIPES.values() if entry.paper]
+    tables, rows = paper_results(), [entry.paper for entry in METHODS.values() if entry.paper]
     assert len(rows) == len(set(rows))
     assert set(rows) >= {*tables["tab:comp_4SSL"], *tables[TABLE_3], *tables["tab:mlp_main"]}
     known = {row for name in ("tab:comp_4SSL", TABLE_1, TABLE_3, "tab:mlp_main") for row in tables[name]}
     assert set(rows) <= known
-    assert {entry.objective for entry in RECIPES.values() if not entry.rationale} == {None, *OBJECTIVES}
+    assert {entry.objective for entry in METHODS.values() if not entry.rationale} == {None, *OBJECTIVES}
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", METHODS)
 def test_every_recipe_is_a_whole_configuration(name: str) -> None:
     config = build_config({"data": "x", "method": name})
-    assert recipe(name) is RECIPES[name]
-    assert RECIPES[name].about
-    assert (config.rationale is not None) == RECIPES[name].rationale
+    assert find_method(name) is METHODS[name]
+    assert METHODS[name].about
+    assert (config.rationale is not None) == METHODS[name].rationale
     assert config.pooling in get_args(PoolingName)
-    assert RECIPES[name].rationale or not uses_rationale(config.pooling)
+    assert METHODS[name].rationale or not uses_rationale(config.pooling)
     assert config.pooling == POOLING.get(name, "average")
     assert config.train_pooling == {"bilinear": "bilinear", "rationale": "rationale"}.get(config.pooling, "average")
 
@@ -48,7 +47,7 @@ def test_every_recipe_is_a_whole_configuration(name: str) -> None:
     ("name", "rationale"),
     [
         (name, asked)
-        for name in RECIPES
+        for name in METHODS
         for asked in (None, False, True)
         if (name in TRAINED or not asked) and (name not in BY_BRANCH or asked is not False)
     ],
@@ -127,7 +126,7 @@ def test_a_variant_differs_in_what_it_says_and_in_nothing_else(name: str) -> Non
 
 
 def test_every_recipe_with_settings_is_compared() -> None:
-    assert {name for name, entry in RECIPES.items() if entry.settings} <= DIFFERENCES.keys()
+    assert {name for name, entry in METHODS.items() if entry.settings} <= DIFFERENCES.keys()
 
 
 @pytest.mark.parametrize("reading", ["paper", "released"])
@@ -244,14 +243,14 @@ def test_pooling_of_lcr_is_the_readings_and_that_of_multitask_is_fixed() -> None
 )
 def test_unknown_name_suggests_the_nearest(typed: str, meant: str) -> None:
     with pytest.raises(FineSightError, match=f"no method '{typed}'.*{meant}"):
-        recipe(typed)
+        find_method(typed)
 
 
 def test_an_underscore_is_a_dash() -> None:
-    assert recipe("barlow_twins") is RECIPES["barlow-twins"]
+    assert find_method("barlow_twins") is METHODS["barlow-twins"]
 
 
 def test_nothing_near_lists_all() -> None:
     with pytest.raises(FineSightError) as error:
-        recipe("zzzz")
-    assert all(name in str(error.value) for name in RECIPES)
+        find_method("zzzz")
+    assert all(name in str(error.value) for name in METHODS)

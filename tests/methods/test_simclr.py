@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives import bare, images, normal, outcome_of, outputs, pictures, small
+from objectives import bare, images, normal, output_of, outputs, pictures, small
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -87,12 +87,12 @@ def test_extreme_logits_in_single_precision(temperature: float) -> None:
 @pytest.mark.parametrize("n", [2, 5])
 def test_per_image_losses_against_loops_end_to_end(training: bool, n: int) -> None:
     objective, views = small("simclr", temperature=0.2).train(training), pictures(n)
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     a, b = (F.normalize(outputs(objective, view), dim=1).detach() for view in views)
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), reference(a.numpy(), b.numpy(), 0.2), rtol=1e-8)
-    torch.testing.assert_close(outcome.embedding.detach(), a, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(outcome.target, b, rtol=1e-8, atol=1e-12)
-    assert outcome.metrics["positive_similarity"].item() == pytest.approx((a * b).sum(1).mean().item(), rel=1e-8)
+    np.testing.assert_allclose(output.loss.detach().numpy(), reference(a.numpy(), b.numpy(), 0.2), rtol=1e-8)
+    torch.testing.assert_close(output.embedding.detach(), a, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.target, b, rtol=1e-8, atol=1e-12)
+    assert output.metrics["positive_similarity"].item() == pytest.approx((a * b).sum(1).mean().item(), rel=1e-8)
 
 
 def test_both_views_learn() -> None:
@@ -100,7 +100,7 @@ def test_both_views_learn() -> None:
     objective = bare("simclr", 4)
     objective.head = torch.nn.Identity()
     first, second = normal(3, 4).requires_grad_(), normal(3, 4, seed=1).requires_grad_()
-    whole = outcome_of(objective, [images(first), images(second)]).loss.mean()
+    whole = output_of(objective, [images(first), images(second)]).loss.mean()
     slopes = torch.autograd.grad(whole, [first, second])
 
     def loss(x: np.ndarray, y: np.ndarray) -> float:

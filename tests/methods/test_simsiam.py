@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives import bare, images, normal, outcome_of, outputs, pictures, small
+from objectives import bare, images, normal, output_of, outputs, pictures, small
 from torch import nn
 from torch.nn import functional as F
 
@@ -28,12 +28,12 @@ def plain(dim: int, seed: int = 0, stop_gradient: bool = True) -> tuple[Any, np.
 def test_loss_against_loops(n: int, dim: int, seed: int, stop: bool) -> None:
     objective, weight, bias = plain(dim, seed, stop)
     first, second = normal(n, dim, seed=seed + 2), normal(n, dim, seed=seed + 3)
-    outcome = outcome_of(objective, [images(first), images(second)])
+    output = output_of(objective, [images(first), images(second)])
     x, y = first.numpy(), second.numpy()
     expected = reference((x @ weight.T + bias, y @ weight.T + bias), (x, y))
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-9, atol=1e-12)
-    assert outcome.loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-12)
-    assert outcome.metrics["positive_similarity"].item() == pytest.approx(-expected.mean(), rel=1e-9, abs=1e-12)
+    np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-9, atol=1e-12)
+    assert output.loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-12)
+    assert output.metrics["positive_similarity"].item() == pytest.approx(-expected.mean(), rel=1e-9, abs=1e-12)
 
 
 @pytest.mark.parametrize("stop", [True, False])
@@ -41,7 +41,7 @@ def test_gradients_against_finite_differences(stop: bool) -> None:
     """With the stop-gradient, of a loss whose targets stay where they are; without, of one whose targets move too."""
     objective, weight, bias = plain(4, stop_gradient=stop)
     first, second = normal(3, 4, seed=5).requires_grad_(), normal(3, 4, seed=6).requires_grad_()
-    whole = outcome_of(objective, [images(first), images(second)]).loss.mean()
+    whole = output_of(objective, [images(first), images(second)]).loss.mean()
     slopes = torch.autograd.grad(whole, [first, second])
     x, y = first.detach().numpy(), second.detach().numpy()
 
@@ -57,26 +57,26 @@ def test_identical_views_and_a_predictor_that_changes_nothing_reach_the_minimum(
     objective, _, _ = plain(4)
     objective.predictor = nn.Identity()
     same = images(normal(3, 4))
-    np.testing.assert_allclose(outcome_of(objective, [same, same]).loss.numpy(), np.full(3, -1.0), rtol=1e-12)
+    np.testing.assert_allclose(output_of(objective, [same, same]).loss.numpy(), np.full(3, -1.0), rtol=1e-12)
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("n", [2, 5])
 def test_per_image_losses_against_loops_end_to_end(training: bool, n: int) -> None:
     objective, views = small("simsiam").train(training), pictures(n)
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     z = [outputs(objective, view).detach() for view in views]
     p = [objective.predictor(each).detach() for each in z]
     expected = reference((p[0].numpy(), p[1].numpy()), (z[0].numpy(), z[1].numpy()))
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), expected, rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(outcome.embedding.detach(), F.normalize(z[0], dim=1), rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(outcome.target, F.normalize(z[1], dim=1), rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(outcome.positive.detach(), F.cosine_similarity(p[0], z[1]), rtol=1e-8, atol=1e-12)
+    np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.embedding.detach(), F.normalize(z[0], dim=1), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.target, F.normalize(z[1], dim=1), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.positive.detach(), F.cosine_similarity(p[0], z[1]), rtol=1e-8, atol=1e-12)
 
 
 def slopes(stop_gradient: bool) -> tuple[Any, dict[str, torch.Tensor]]:
     objective = small("simsiam", stop_gradient=stop_gradient)
-    outcome_of(objective, pictures()).loss.mean().backward()
+    output_of(objective, pictures()).loss.mean().backward()
     return objective, {name: p.grad.clone() for name, p in objective.named_parameters()}
 
 
@@ -94,7 +94,7 @@ def test_nothing_flows_back_through_the_targets() -> None:
 
 def test_the_stop_gradient_changes_all_but_the_predictor() -> None:
     """The loss is the same with and without; what the encoder learns from it is not."""
-    losses = [outcome_of(small("simsiam", stop_gradient=stop), pictures()).loss for stop in (True, False)]
+    losses = [output_of(small("simsiam", stop_gradient=stop), pictures()).loss for stop in (True, False)]
     assert torch.equal(*losses)
     (_, still), (_, moving) = slopes(True), slopes(False)
     for name, slope in still.items():

@@ -25,10 +25,10 @@ def reference(logits: np.ndarray, labels: list[int]) -> np.ndarray:
 @pytest.mark.parametrize("training", [False, True])
 def test_per_image_losses_against_loops_end_to_end(labels: list[int], training: bool) -> None:
     objective, views = small("supervised").train(training), pictures(4, views=1)
-    outcome = objective(views, seeded(), torch.tensor(labels))
+    output = objective(views, seeded(), torch.tensor(labels))
     logits = outputs(objective, views[0]).detach().numpy()
-    np.testing.assert_allclose(outcome.loss.detach().numpy(), reference(logits, labels), rtol=1e-8, atol=1e-14)
-    assert all((loss == 0) == (label == -1) for loss, label in zip(outcome.loss.tolist(), labels, strict=True))
+    np.testing.assert_allclose(output.loss.detach().numpy(), reference(logits, labels), rtol=1e-8, atol=1e-14)
+    assert all((loss == 0) == (label == -1) for loss, label in zip(output.loss.tolist(), labels, strict=True))
 
 
 def test_gradients_against_finite_differences() -> None:
@@ -44,9 +44,9 @@ def test_gradients_against_finite_differences() -> None:
 
 def test_a_batch_without_any_label_teaches_nothing() -> None:
     objective = small("supervised")
-    outcome = objective(pictures(views=1), seeded(), torch.full((5,), -1))
-    outcome.loss.mean().backward()
-    assert not outcome.loss.any()
+    output = objective(pictures(views=1), seeded(), torch.full((5,), -1))
+    output.loss.mean().backward()
+    assert not output.loss.any()
     assert all(p.grad is not None and not p.grad.any() for p in objective.parameters())
 
 
@@ -78,11 +78,11 @@ def test_accuracy_counts_the_images_that_are_right() -> None:
 def test_embedding_is_the_pooled_vector() -> None:
     """There is no projector: the health of the features themselves is watched."""
     objective, views = small("supervised").eval(), pictures(views=1)
-    outcome = objective(views, seeded(), torch.zeros(5, dtype=torch.long))
-    pooled = outcome.pooled.detach()
-    torch.testing.assert_close(outcome.embedding.detach(), pooled / pooled.norm(dim=1, keepdim=True))
-    assert torch.equal(outcome.target, outcome.embedding)
-    assert outcome.positive is None
+    output = objective(views, seeded(), torch.zeros(5, dtype=torch.long))
+    pooled = output.pooled.detach()
+    torch.testing.assert_close(output.embedding.detach(), pooled / pooled.norm(dim=1, keepdim=True))
+    assert torch.equal(output.target, output.embedding)
+    assert output.positive is None
 
 
 def test_images_without_a_label_are_not_trained_on(birds: Path, tmp_path: Path) -> None:

@@ -5,7 +5,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives import bare, images, normal, outcome_of, outputs, pictures, small
+from objectives import bare, images, normal, output_of, outputs, pictures, small
 from torch import Tensor, nn
 from torch.nn import functional as F
 
@@ -53,13 +53,13 @@ def test_variance_and_covariance_against_loops(n: int, dim: int, seed: int) -> N
 def test_loss_and_its_split_against_loops(n: int, dim: int, weights: tuple[float, float, float], seed: int) -> None:
     objective = plain(dim, **dict(zip(("invariance", "variance", "covariance"), weights, strict=True)))
     first, second = spread(n, dim, seed), spread(n, dim, seed + 3)
-    outcome = outcome_of(objective, [images(first), images(second)])
+    output = output_of(objective, [images(first), images(second)])
     a, b = first.numpy(), second.numpy()
-    assert outcome.loss.mean().item() == pytest.approx(reference.vicreg(a, b, weights), rel=1e-9, abs=1e-11)
-    np.testing.assert_allclose(outcome.loss.numpy(), reference.parts(a, b, weights), rtol=1e-8, atol=1e-9)
+    assert output.loss.mean().item() == pytest.approx(reference.vicreg(a, b, weights), rel=1e-9, abs=1e-11)
+    np.testing.assert_allclose(output.loss.numpy(), reference.parts(a, b, weights), rtol=1e-8, atol=1e-9)
     terms = [reference.invariance(a, b), (reference.variance(a) + reference.variance(b)) / 2]
     terms.append(reference.covariance(a) + reference.covariance(b))
-    np.testing.assert_allclose([metric.item() for metric in outcome.metrics.values()], terms, rtol=1e-9, atol=1e-11)
+    np.testing.assert_allclose([metric.item() for metric in output.metrics.values()], terms, rtol=1e-9, atol=1e-11)
 
 
 def test_weights_are_the_papers() -> None:
@@ -77,7 +77,7 @@ def test_gradients_against_finite_differences() -> None:
         assert any(short)
         assert not all(short)
         assert all(abs(s - 1) > 1e-3 for s in reference.deviations(z))
-    whole = outcome_of(objective, [images(first), images(second)]).loss.mean()
+    whole = output_of(objective, [images(first), images(second)]).loss.mean()
     slopes = torch.autograd.grad(whole, [first, second])
     of_x = differences(lambda z: reference.vicreg(z, y), x)
     of_y = differences(lambda z: reference.vicreg(x, z), y)
@@ -121,24 +121,24 @@ def test_covariance_counts_every_pair_of_different_dimensions() -> None:
 
 def test_identical_views_have_no_invariance_to_learn() -> None:
     view = spread(5, 4)
-    outcome = outcome_of(plain(4), [images(view), images(view)])
-    assert outcome.metrics["invariance"].item() == 0
+    output = output_of(plain(4), [images(view), images(view)])
+    assert output.metrics["invariance"].item() == 0
     expected = 25 * reference.variance(view.numpy()) + 2 * reference.covariance(view.numpy())
-    assert outcome.loss.mean().item() == pytest.approx(expected, rel=1e-9)
+    assert output.loss.mean().item() == pytest.approx(expected, rel=1e-9)
 
 
 @pytest.mark.parametrize("training", [False, True])
 @pytest.mark.parametrize("n", [2, 5])
 def test_per_image_losses_against_loops_end_to_end(training: bool, n: int) -> None:
     objective, views = small("vicreg").train(training), pictures(n)
-    outcome = outcome_of(objective, views)
+    output = output_of(objective, views)
     first, second = (outputs(objective, view).detach() for view in views)
     np.testing.assert_allclose(
-        outcome.loss.detach().numpy(), reference.parts(first.numpy(), second.numpy()), rtol=1e-8, atol=1e-10
+        output.loss.detach().numpy(), reference.parts(first.numpy(), second.numpy()), rtol=1e-8, atol=1e-10
     )
-    assert outcome.loss.mean().item() == pytest.approx(reference.vicreg(first.numpy(), second.numpy()), rel=1e-8)
-    torch.testing.assert_close(outcome.embedding.detach(), F.normalize(first, dim=1), rtol=1e-8, atol=1e-12)
-    torch.testing.assert_close(outcome.target, F.normalize(second, dim=1), rtol=1e-8, atol=1e-12)
+    assert output.loss.mean().item() == pytest.approx(reference.vicreg(first.numpy(), second.numpy()), rel=1e-8)
+    torch.testing.assert_close(output.embedding.detach(), F.normalize(first, dim=1), rtol=1e-8, atol=1e-12)
+    torch.testing.assert_close(output.target, F.normalize(second, dim=1), rtol=1e-8, atol=1e-12)
 
 
 def test_expander_ends_without_norm_and_bias() -> None:

@@ -3,7 +3,7 @@ import pytest
 import torch
 from torch import nn
 
-from finesight.nn.momentum import follow, momentum_twin
+from finesight.nn.momentum import ema_update, momentum_copy
 from reference.momentum import averaged
 
 
@@ -22,13 +22,13 @@ def randomize(module: nn.Module) -> None:
 @pytest.mark.parametrize("momentum", [0.0, 0.5, 0.99, 0.999, 1.0])
 def test_moving_average_against_loops(momentum: float) -> None:
     online = network()
-    twin = momentum_twin(online)
+    twin = momentum_copy(online)
     begun = [p.detach().numpy().copy() for p in online.parameters()]
     history: list[list[np.ndarray]] = []
     for _ in range(5):
         randomize(online)
         history.append([p.detach().numpy().copy() for p in online.parameters()])
-        follow(twin, online, momentum)
+        ema_update(twin, online, momentum)
     for i, parameter in enumerate(twin.parameters()):
         expected = averaged([weights[i] for weights in history], begun[i], momentum)
         np.testing.assert_allclose(parameter.numpy(), expected, rtol=1e-12, atol=1e-14)
@@ -36,12 +36,12 @@ def test_moving_average_against_loops(momentum: float) -> None:
 
 def test_buffers_of_both_stay_as_they_are() -> None:
     online = network()
-    twin = momentum_twin(online)
+    twin = momentum_copy(online)
     randomize(online)
     randomize(twin)
     kept = [{k: v.clone() for k, v in m.named_buffers()} for m in (online, twin)]
     weights = [p.clone() for p in online.parameters()]
-    follow(twin, online, 0.5)
+    ema_update(twin, online, 0.5)
     for module, before in zip((online, twin), kept, strict=True):
         assert all(torch.equal(tensor, before[name]) for name, tensor in module.named_buffers())
     assert all(torch.equal(a, b) for a, b in zip(online.parameters(), weights, strict=True))
@@ -50,7 +50,7 @@ def test_buffers_of_both_stay_as_they_are() -> None:
 def test_twin_is_an_equal_copy_of_its_own() -> None:
     online = network()
     randomize(online)
-    twin = momentum_twin(online)
+    twin = momentum_copy(online)
     for (name, a), (_, b) in zip(online.state_dict().items(), twin.state_dict().items(), strict=True):
         assert torch.equal(a, b), name
         assert a.data_ptr() != b.data_ptr()
@@ -58,11 +58,11 @@ def test_twin_is_an_equal_copy_of_its_own() -> None:
 
 def test_twin_never_requires_gradient_and_the_online_network_keeps_its_own() -> None:
     online = network()
-    twin = momentum_twin(online)
+    twin = momentum_copy(online)
     assert all(p.requires_grad for p in online.parameters())
     for _ in range(2):
         assert not any(p.requires_grad for p in twin.parameters())
-        follow(twin, online, 0.9)
+        ema_update(twin, online, 0.9)
         twin.train()
     images = torch.randn(4, 2, 3, 3, dtype=torch.float64)
     (online(images) - twin(images)).square().sum().backward()

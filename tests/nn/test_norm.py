@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.momentum import momentum_twin
+from finesight.nn.momentum import momentum_copy
 from finesight.nn.norm import Joined, join_norms
 from ranks import RANKS, in_ranks
 
@@ -141,7 +141,7 @@ def test_names_and_weights_stay() -> None:
     assert torch.equal(plain(x), other(x))
 
 
-@pytest.mark.parametrize("duplicate", [copy.deepcopy, momentum_twin], ids=["deepcopy", "twin"])
+@pytest.mark.parametrize("duplicate", [copy.deepcopy, momentum_copy], ids=["deepcopy", "twin"])
 def test_a_copy_is_joined_too_and_shares_nothing(duplicate: Callable[[nn.Module], nn.Module]) -> None:
     original = joined(made("2d"))
     twin = duplicate(original)

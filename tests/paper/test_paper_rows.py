@@ -13,11 +13,10 @@ from pathlib import Path
 import pytest
 import tiny
 
-from finesight.methods.recipes import RECIPES
 from finesight.paper import engine, systems
 from finesight.paper.results import REQUIRED
 from finesight.paper.systems import OTHER_NETWORKS, OTHER_SYSTEMS
-from small import HEADS
+from small import small_settings
 
 ALWAYS = ("supervised", "cvsa", "sam-ssl-bilinear")  # labels; objects and backgrounds; wide features by a branch
 
@@ -27,10 +26,7 @@ def job(cub: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[engine.
     """One bench for all rows; their heads are a few hundred weights."""
     small = {}
     for name, network in OTHER_NETWORKS.items():
-        objective = RECIPES[network.method or ""].objective
-        heads = {f"objective.{key}": size for key, size in HEADS[objective or ""].items()}
-        crops = {"views.local_crops": 2} if objective == "dino" else {}
-        small[name] = replace(network, settings=heads | crops)
+        small[name] = replace(network, settings=small_settings(network.method or ""))
     setting = tiny.profile(rationale={}, **{"objective.momentum": 0.9})
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(systems, "OTHER_NETWORKS", small)

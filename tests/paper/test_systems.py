@@ -3,7 +3,7 @@
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.methods.recipes import RECIPES
+from finesight.methods.base import METHODS
 from finesight.nn.pooling import mask_kind, uses_rationale
 from finesight.nn.pooling_config import ORACLES, POOLINGS
 from finesight.paper.published import paper_row
@@ -25,7 +25,7 @@ from finesight.paper.table import COMPARED, CURVE, OURS
 def test_a_row_is_made_of_what_there_is(name: str, system: System) -> None:
     made = NETWORKS[system.network]
     assert name.startswith(system.network)
-    assert made.method is None or made.method in RECIPES
+    assert made.method is None or made.method in METHODS
     kind = mask_kind(system.pooling)
     if kind is not None and ":" in kind:
         branch = kind.removeprefix("rationale:")
@@ -64,10 +64,10 @@ def test_the_other_systems_are_recipes_and_none_of_the_birds() -> None:
     assert not OTHER_NETWORKS.keys() & NETWORKS.keys()
     assert OTHER_SYSTEMS.keys() == OTHER_NETWORKS.keys()
     for name, system in OTHER_SYSTEMS.items():
-        recipe = RECIPES[OTHER_NETWORKS[name].method or ""]
+        entry = METHODS[OTHER_NETWORKS[name].method or ""]
         assert system.network == name
-        assert system.paper == recipe.paper
-        assert network(name).rationale == recipe.rationale
+        assert system.paper == entry.paper
+        assert network(name).rationale == entry.rationale
         assert system.probe
     assert list(chosen([], OTHER_SYSTEMS)) == list(OTHER_SYSTEMS)
     with pytest.raises(FineSightError, match="There is no system 'byol'"):

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.methods.recipes import RECIPES
+from finesight.methods.base import METHODS
 from finesight.paper.markdown import paper_blocks, update
 from finesight.paper.marks import setting_of
 from finesight.paper.profiles import PROFILES
@@ -62,7 +62,7 @@ def test_a_table_has_all_rows_of_the_paper_and_each_is_that_system(name: str) ->
     assert set(table.rows.values()) == set(paper_results()[table.label])
     for system, row in table.rows.items():
         assert ALL_SYSTEMS[system].paper == row
-        assert system in ("lcr-paper", "multitask") or RECIPES[system].paper == row
+        assert system in ("lcr-paper", "multitask") or METHODS[system].paper == row
 
 
 def test_every_other_system_is_in_a_table() -> None:

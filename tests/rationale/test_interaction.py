@@ -238,7 +238,7 @@ class Step:
         self.state = generator.get_state()
 
     def _keep(self, _: nn.Module, args: tuple[Any, ...], fitted: Any) -> None:
-        (self.outcome,), self.target = args, fitted.target
+        (self.output,), self.target = args, fitted.target
 
     @torch.no_grad()
     def loss(self, cell: tuple[int, int, int], strength: float) -> float:
@@ -280,11 +280,11 @@ def test_the_target_of_a_step_is_what_nudging_cells_measures(base: str, pooling:
     assert found.shape == (3, 4, 4)
     assert strength.max() > 1e-4
     np.testing.assert_allclose(found, expected, rtol=0, atol=1e-5)
-    outcome = step.outcome
-    assert outcome.average_pooled == (pooling == "average")
+    output = step.output
+    assert module.objective.average_pooled == (pooling == "average")
     if pooling == "bilinear":
-        assert outcome.pooled.shape == (3, 4 * outcome.phi.shape[1]), "wider than φ: no gradient that fits its cells"
+        assert output.pooled.shape == (3, 4 * output.phi.shape[1]), "wider than φ: no gradient that fits its cells"
         return
-    signed = pooled_gradcam(outcome.phi, outcome.pooled, outcome.loss).detach().abs()
+    signed = pooled_gradcam(output.phi, output.pooled, output.loss).detach().abs()
     gap = (signed / signed.amax((1, 2), keepdim=True) - step.target).abs().max()
     assert gap < 1e-8 if pooling == "average" else gap > 0.1

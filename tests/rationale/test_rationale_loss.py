@@ -34,7 +34,7 @@ def maps(*shape: int, seed: int = 0) -> Tensor:
 def hand_made(
     seed: int = 0, n: int = 2, c: int = 4, h: int = 2, w: int = 3, *, average: bool = True
 ) -> ObjectiveOutput:
-    """An outcome no objective made: a loss that is some smooth function of the pooled vector."""
+    """An output no objective made: a loss that is some smooth function of the pooled vector."""
     generator = torch.Generator().manual_seed(seed)
     phi = torch.rand(n, c, h, w, dtype=torch.float64, generator=generator).requires_grad_()
     weights = torch.rand(h, w, dtype=torch.float64, generator=generator)
@@ -43,7 +43,7 @@ def hand_made(
     unit = F.normalize(pooled, dim=1)
     similarity = (unit * F.normalize(direction, dim=1)).sum(1)
     loss = (1 - similarity).square() + torch.sin(3 * unit).sum(1)
-    return ObjectiveOutput(loss, phi, pooled, unit, unit.detach(), positive=similarity, average_pooled=average)
+    return ObjectiveOutput(loss, phi, pooled, unit, unit.detach(), positive=similarity)
 
 
 def fitted(config: RationaleConfig, channels: int = 4) -> Rationale:
@@ -193,14 +193,14 @@ CASES = {
 @pytest.mark.parametrize("average", [True, False], ids=["pooled gradient", "map gradient"])
 @pytest.mark.parametrize("config", CASES.values(), ids=CASES.keys())
 def test_rationale_of_any_objective_with_its_gradients(config: RationaleConfig, average: bool) -> None:
-    """A hand-made outcome is enough; loss and gradient are those of the loops and of finite differences."""
+    """A hand-made output is enough; loss and gradient are those of the loops and of finite differences."""
     config = config.model_copy(update={"projections": 3})
-    outcome = hand_made(average=average)
+    output = hand_made(average=average)
     rationale = fitted(config)
-    result = rationale(outcome)
-    score = {"loss": outcome.loss, "negative_loss": -outcome.loss, "positive": outcome.positive}[config.score]
-    (slope,) = (g.numpy() for g in torch.autograd.grad(score.sum(), outcome.phi, retain_graph=True))
-    phi = outcome.phi.detach().numpy()
+    result = rationale(output, average_pooled=average)
+    score = {"loss": output.loss, "negative_loss": -output.loss, "positive": output.positive}[config.score]
+    (slope,) = (g.numpy() for g in torch.autograd.grad(score.sum(), output.phi, retain_graph=True))
+    phi = output.phi.detach().numpy()
     filters = rationale.branch.filters.weight.detach().numpy()[:, :, 0, 0]
     assert result.loss.item() == pytest.approx(expected_loss(phi, phi, slope, filters, config), rel=1e-9)
     np.testing.assert_allclose(
@@ -208,7 +208,7 @@ def test_rationale_of_any_objective_with_its_gradients(config: RationaleConfig, 
     )
 
     gradient, of_filters = torch.autograd.grad(
-        result.loss, [outcome.phi, rationale.branch.filters.weight], materialize_grads=True
+        result.loss, [output.phi, rationale.branch.filters.weight], materialize_grads=True
     )
     through_attention = differences(lambda x: expected_loss(phi, x, slope, filters, config), phi)
     through_target = differences(lambda x: expected_loss(x, phi, slope, filters, config), phi)
@@ -223,11 +223,8 @@ def test_rationale_of_any_objective_with_its_gradients(config: RationaleConfig, 
 
 def test_average_pooled_false_takes_the_gradient_of_the_whole_map() -> None:
     honest = hand_made(average=False)
-    claimed = ObjectiveOutput(
-        honest.loss, honest.phi, honest.pooled, honest.embedding, honest.target, average_pooled=True
-    )
-    config = configured(target_scale="image")
-    right, wrong = fitted(config)(honest).target, fitted(config)(claimed).target
+    rationale = fitted(configured(target_scale="image"))
+    right, wrong = (rationale(honest, average_pooled=claimed).target for claimed in (False, True))
     (slope,) = torch.autograd.grad(honest.loss.sum(), honest.phi)
     torch.testing.assert_close(right, (slope * honest.phi).sum(1).abs().detach(), rtol=1e-10, atol=0)
     assert not torch.allclose(right, wrong, rtol=0.05)
@@ -237,25 +234,29 @@ def test_average_pooled_false_takes_the_gradient_of_the_whole_map() -> None:
 def test_exactly_the_configured_share_reaches_the_encoder(share: float) -> None:
     whole = hand_made()
     full = fitted(configured(encoder_gradient=1.0))
-    everything, all_filters = torch.autograd.grad(full(whole).loss, [whole.phi, full.branch.filters.weight])
+    everything, all_filters = torch.autograd.grad(
+        full(whole, average_pooled=True).loss, [whole.phi, full.branch.filters.weight]
+    )
     part = fitted(configured(encoder_gradient=share))
-    result = part(whole)
+    result = part(whole, average_pooled=True)
     gradient, filters = torch.autograd.grad(
         result.loss, [whole.phi, part.branch.filters.weight], materialize_grads=True
     )
     assert everything.abs().max() > 1e-4
     assert torch.equal(gradient, share * everything)
     assert torch.equal(filters, all_filters)
-    assert torch.equal(result.loss, full(whole).loss)
+    assert torch.equal(result.loss, full(whole, average_pooled=True).loss)
 
 
 def test_detached_target_stops_one_of_two_ways() -> None:
     switches = {"encoder_gradient": 1.0, "target_scale": "cells"}
     gradients = []
     for share, detached in ((1.0, True), (1.0, False), (0.0, False), (0.0, True)):
-        outcome = hand_made()
+        output = hand_made()
         rationale = fitted(configured(**switches | {"encoder_gradient": share, "detach_target": detached}))
-        gradients.append(torch.autograd.grad(rationale(outcome).loss, outcome.phi, materialize_grads=True)[0])
+        gradients.append(
+            torch.autograd.grad(rationale(output, average_pooled=True).loss, output.phi, materialize_grads=True)[0]
+        )
     through_attention, both, through_target, none = gradients
     torch.testing.assert_close(through_attention + through_target, both, rtol=1e-10, atol=1e-14)
     assert through_target.abs().max() > 1e-4
@@ -264,7 +265,7 @@ def test_detached_target_stops_one_of_two_ways() -> None:
 
 def test_objective_still_trains_after_the_rationale() -> None:
     first, second = hand_made(), hand_made()
-    result = fitted(configured(encoder_gradient=0.0))(first)
+    result = fitted(configured(encoder_gradient=0.0))(first, average_pooled=True)
     assert not result.target.requires_grad
     assert not result.attention.requires_grad
     (first.loss.mean() + result.loss).backward()
@@ -273,11 +274,11 @@ def test_objective_still_trains_after_the_rationale() -> None:
 
 
 def test_scores() -> None:
-    outcome = hand_made()
-    assert score_of(outcome, configured(score="loss")) is outcome.loss
-    assert torch.equal(score_of(outcome, configured(score="negative_loss")), -outcome.loss)
-    assert score_of(outcome, configured(score="positive")) is outcome.positive
-    plain = ObjectiveOutput(outcome.loss, outcome.phi, outcome.pooled, outcome.embedding, outcome.target)
+    output = hand_made()
+    assert score_of(output, configured(score="loss")) is output.loss
+    assert torch.equal(score_of(output, configured(score="negative_loss")), -output.loss)
+    assert score_of(output, configured(score="positive")) is output.positive
+    plain = ObjectiveOutput(output.loss, output.phi, output.pooled, output.embedding, output.target)
     with pytest.raises(ValueError, match="no positive logit"):
         score_of(plain, configured(score="positive"))
 
@@ -291,7 +292,8 @@ def test_every_reading_is_finite_under_autocast_and_on_blank_maps(reading: Readi
     rationale = Rationale(8, READINGS[reading])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         pooled = phi.mean((2, 3), dtype=torch.float32)
-        result = rationale(ObjectiveOutput((pooled - 0.3).square().sum(1), phi, pooled, pooled, pooled))
+        output = ObjectiveOutput((pooled - 0.3).square().sum(1), phi, pooled, pooled, pooled)
+        result = rationale(output, average_pooled=True)
     assert {result.loss.dtype, result.target.dtype, result.attention.dtype} == {torch.float32}
     result.loss.backward()
     assert (phi.grad is None) == (rationale.config.encoder_gradient == 0)
@@ -317,10 +319,10 @@ def test_kl_from_uniform_against_loops() -> None:
 @pytest.mark.parametrize("divisor", ["shifted_max", "max"])
 @pytest.mark.parametrize("shift", [-50.0, 0.0, 50.0])
 def test_mask_entropy_is_a_share_of_the_uniform_one(divisor: str, shift: float) -> None:
-    outcome = hand_made()
+    output = hand_made()
     rationale = fitted(configured(mask_divisor=divisor))
     attention = maps(3, 3, 4) + shift
-    entropy = float(rationale._health(outcome.loss.mean(), maps(3, 3, 4).abs(), attention)["mask_entropy"])
+    entropy = float(rationale._health(output.loss.mean(), maps(3, 3, 4).abs(), attention)["mask_entropy"])
     masks = mask_reference(attention.numpy(), over="image", divisor="shifted_max")
     shares = [m.ravel() / m.sum() for m in masks]
     expected = np.mean([-sum(p * math.log(p) for p in share if p > 0) for share in shares]) / math.log(12)

@@ -166,7 +166,7 @@ def observed(config: RationaleConfig) -> dict[str, Tensor]:
     positive = (unit * keys).sum(1)
     loss = F.softplus((unit @ torch.randn(6, dtype=torch.float64) - positive) / 0.2)
     rationale = Rationale(6, config).double()
-    result = rationale(ObjectiveOutput(loss, phi, pooled, unit, keys, positive=positive))
+    result = rationale(ObjectiveOutput(loss, phi, pooled, unit, keys, positive=positive), average_pooled=True)
     encoder, branch = torch.autograd.grad(result.loss, [phi, rationale.branch.filters.weight], materialize_grads=True)
     seen = {"target": result.target, "attention": result.attention, "loss": result.loss.detach()}
     return seen | {"encoder": encoder, "branch": branch}

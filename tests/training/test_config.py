@@ -4,7 +4,7 @@ from typing import Any
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.methods.recipes import RECIPES
+from finesight.methods.base import METHODS
 from finesight.rationale.config import READINGS, ReadingName
 from finesight.training.config import (
     RuntimeConfig,
@@ -181,7 +181,7 @@ def test_flat_is_the_way_back() -> None:
     assert build_config(pairs) == config
 
 
-@pytest.mark.parametrize("method", RECIPES)
+@pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("reading", READINGS)
 def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str, reading: ReadingName) -> None:
     settings: dict[str, Any] = {
@@ -190,7 +190,7 @@ def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str, r
         "views.scale": [0.3, 0.9],
         "optim.clip_grad_norm": 1.0,
     }
-    if RECIPES[method].rationale:
+    if METHODS[method].rationale:
         settings |= {"rationale.reading": reading, "rationale.nu": 0.5, "objective.dim": 77}
     config = build_config(settings)
     write_yaml(config, tmp_path / "config.yaml")

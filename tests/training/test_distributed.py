@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from finesight.methods.base import Data
+from finesight.methods.base import DatasetInfo
 from finesight.methods.moco import MoCo, MoCoConfig
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
@@ -141,7 +141,7 @@ def moco_task(rank: int) -> dict[str, torch.Tensor]:
     moco = MoCo(
         Backbone(BackboneConfig(name="test_resnet", weights="random")),
         MoCoConfig(dim=8, hidden=8, queue=17),
-        Data(100, 8),
+        DatasetInfo(100, 8),
     )
     keys = []
     for step in range(3):

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from finesight.methods.registry import OBJECTIVES
+from finesight.methods.base import OBJECTIVES
 from finesight.nn.distributed import mean_over_ranks, world
 from finesight.rationale.config import READINGS
 from finesight.training.batches import Batch, step_generator
@@ -36,7 +36,7 @@ class Losses(nn.Module):
     def forward(self, views: list[Tensor], generator: torch.Generator, labels: Tensor) -> Tensor:
         self.outcome = self.module.objective(views, generator, labels)
         assert self.module.rationale is not None
-        self.fitted = self.module.rationale(self.outcome)
+        self.fitted = self.module.rationale(self.outcome, average_pooled=self.module.objective.average_pooled)
         loss: Tensor = self.outcome.loss.mean() + self.fitted.loss
         return loss
 

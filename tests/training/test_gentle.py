@@ -132,7 +132,7 @@ def test_a_studied_branch_learns_as_it_would_alone() -> None:
     phi = torch.rand(4, 6, 3, 3, requires_grad=True)
     pooled = phi.mean((2, 3))
     loss = (pooled @ torch.randn(6, 5)).logsumexp(1)
-    fitted = rationale(ObjectiveOutput(loss, phi, pooled, pooled, pooled))
+    fitted = rationale(ObjectiveOutput(loss, phi, pooled, pooled, pooled), average_pooled=True)
     fitted.loss.backward()
     rationale_kl(fitted.target, lone(phi.detach()), config).backward()
     own = rationale.study["3"].filters.weight.grad

@@ -14,8 +14,7 @@ from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.evaluation.retrieval import retrieval
 from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
-from finesight.methods.recipes import recipe
-from finesight.methods.registry import OBJECTIVES
+from finesight.methods.base import OBJECTIVES, find_method
 from finesight.training.batches import Batches
 from finesight.training.config import build_config
 from finesight.training.looks import looks_of
@@ -134,7 +133,7 @@ def gain(method: str, cache: DecodedCache, **settings: Any) -> float:
 
 
 def test_every_objective_is_here() -> None:
-    assert {recipe(method).objective for method in METHODS} == set(OBJECTIVES)
+    assert {find_method(method).objective for method in METHODS} == set(OBJECTIVES)
 
 
 @pytest.mark.slow

@@ -13,11 +13,11 @@ from finesight.data.cache import open_cache
 from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.data.sources import ImageSource
 from finesight.features.encoder import Encoder
-from finesight.methods.recipes import RECIPES, recipe
+from finesight.methods.base import METHODS, find_method
 from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.metrics_log import metric_series
 from finesight.training.train import train
-from small import HEADS, SMALL
+from small import SMALL, small_settings
 
 BATCH = 8
 
@@ -33,15 +33,15 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
     return RuntimeConfig(cache_dir=tmp_path_factory.mktemp("cache"), progress=False, log_every=1)
 
 
-@pytest.mark.parametrize("method", RECIPES)
+@pytest.mark.parametrize("method", METHODS)
 def test_a_recipe_trains_is_saved_and_embeds(
     method: str, birds: ImageSource, runtime: RuntimeConfig, tmp_path: Path
 ) -> None:
-    objective = recipe(method).objective
+    objective = find_method(method).objective
     settings: dict[str, Any] = {**SMALL, "data": str(birds.root), "method": method, "validation.fraction": 0.0}
-    settings |= {f"objective.{name}": size for name, size in HEADS[objective].items()} if objective else {}
-    settings |= {"views.local_crops": 2} if objective == "dino" else {}
-    config = build_config(settings)  # two epochs of one step: what an epoch begins with happens too
+    config = build_config(
+        settings | small_settings(method)
+    )  # two epochs of one step: what an epoch begins with happens too
     run = train(config, tmp_path / "run", runtime)
     encoder = Encoder.load(run.root)
     assert encoder.config.method == method

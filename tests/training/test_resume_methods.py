@@ -7,13 +7,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from finesight.methods.recipes import RECIPES
+from finesight.methods.base import METHODS
 from finesight.training.checkpoints import load_checkpoint, save_checkpoint
 from finesight.training.module import TrainingModule
 from small import small_module, take_step
 
 STEPS, STOP = 4, 2  # in epochs of two: DINO's prototypes begin to move where the run continues
-METHODS = [name for name, recipe in RECIPES.items() if recipe.objective and name != "lcr"]
+NAMES = [name for name, method in METHODS.items() if method.objective and name != "lcr"]
 
 
 def trained(module: TrainingModule, *steps: int) -> TrainingModule:
@@ -45,7 +45,7 @@ def different(a: TrainingModule, b: TrainingModule) -> list[str]:
     return [name for name in first if not torch.equal(first[name], second[name])]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", NAMES)
 def test_continued_is_never_stopped(method: str, tmp_path: Path) -> None:
     whole = trained(small_module(method), *range(STEPS))
     again = continued(method, tmp_path)
@@ -65,7 +65,7 @@ def test_a_lost_optimizer_would_be_noticed(method: str, tmp_path: Path) -> None:
     assert any("predictor" in name for name in names)
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", NAMES)
 def test_training_moves_what_is_compared(method: str) -> None:
     """Of the methods' own state beside the backbone: heads, twins, the queue, the center, statistics."""
     start, end = small_module(method), trained(small_module(method), *range(STEPS))

@@ -9,12 +9,12 @@ from finesight.cli.options import Json
 
 def methods(as_json: Json = False) -> None:
     """List every method: what it does, whether it has a rationale, and its row in the paper's Table 2."""
-    from finesight.methods.recipes import RECIPES
+    from finesight.methods.base import METHODS
 
     if as_json:
-        print(json.dumps({name: vars(entry) for name, entry in RECIPES.items()}))
+        print(json.dumps({name: method.describe() for name, method in METHODS.items()}))
         return
-    width = max(map(len, RECIPES))
-    for name, entry in RECIPES.items():
-        row = f"  [paper: {entry.paper}]" if entry.paper else ""
-        print(f"{name:<{width}}  {entry.about}{row}")
+    width = max(map(len, METHODS))
+    for name, method in METHODS.items():
+        row = f"  [paper: {method.paper}]" if method.paper else ""
+        print(f"{name:<{width}}  {method.about}{row}")

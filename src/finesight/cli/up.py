@@ -95,7 +95,7 @@ def _train(
 ) -> None:
     """The run's encoder: the one that is there, or what training leaves."""
     from finesight.io.console import console
-    from finesight.methods.recipes import recipe
+    from finesight.methods.base import find_method
     from finesight.training.run_folder import RunFolder
 
     there = RunFolder(run)
@@ -103,7 +103,7 @@ def _train(
         console.print(f"Using the encoder of {run}.", markup=False)
         return
     config = config_of(there, folder, images, asked)
-    if recipe(config.method).objective is None:
+    if find_method(config.method).objective is None:
         _keep_frozen(there, config.located())
         return
     from finesight.report.train import train_and_report

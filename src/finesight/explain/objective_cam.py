@@ -1,6 +1,6 @@
 """GradCAM (Eq. 3) of the objective a run was trained with, on images of choice: what the loss looks at.
 
-Every objective is asked through the same interface as in training (``methods.base.Outcome``): the first view is the
+Every objective is asked through the same interface as in training (``ObjectiveOutput``): the first view is the
 image as the encoder sees it, the second the same image flipped. Nothing is drawn by lot, so a picture is the same every
 time.
 """
@@ -16,20 +16,13 @@ from torch.nn import functional as F
 from finesight.data.saliency import SIDE, saliency_maps
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
-from finesight.methods.barlow_twins import BarlowTwins
-from finesight.methods.base import Objective
-from finesight.methods.recipes import recipe
-from finesight.methods.simclr import SimCLR
-from finesight.methods.supervised import Supervised
-from finesight.methods.vicreg import VICReg
-from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
+from finesight.methods.base import Objective, find_method
+from finesight.rationale.gradcam import gradcam
 from finesight.training.checkpoints import load_checkpoint
 from finesight.training.module import TrainingModule
 from finesight.training.run_folder import RunFolder
 
 Rectify = Literal["abs", "relu"]
-
-COUPLED = (SimCLR, BarlowTwins, VICReg)  # losses over the batch: of one image alone they say nothing
 
 
 class NoGradCAM(FineSightError):
@@ -52,8 +45,8 @@ class ObjectiveCam:
 
     @property
     def least(self) -> int:
-        """How many images it takes for the loss to say anything."""
-        return 2 if isinstance(self.objective, COUPLED) else 1
+        """The number of images that the loss needs at once."""
+        return 2 if self.objective.couples_batch else 1
 
     def __call__(self, views: Tensor, rectify: Rectify = "abs") -> Tensor:
         """Normalized views (N, 3, R, R) -> (N, H, W), not negative; the views are one batch where the loss has one."""
@@ -67,13 +60,10 @@ class ObjectiveCam:
         if self.objective.masked:
             objects = self._objects(views)
             pair = [torch.cat([view, alpha], 1) for view, alpha in zip(pair, (objects, objects.flip(3)), strict=True)]
-        labels = self._labels(views) if isinstance(self.objective, Supervised) else None
+        labels = self.objective.predicted_labels(views)
         with torch.enable_grad():
-            outcome = self.objective(pair[: self.objective.views], torch.Generator().manual_seed(0), labels)
-            if outcome.average_pooled and self.objective.pool.uniform:
-                signed = pooled_gradcam(outcome.phi, outcome.pooled, outcome.loss)
-            else:
-                signed = map_gradcam(outcome.phi, outcome.loss)
+            output = self.objective(pair[: self.objective.views], torch.Generator().manual_seed(0), labels)
+            signed = gradcam(output, output.loss, average_pooled=self.objective.average_pooled)
         signed = signed.detach().cpu()
         return F.relu(signed) if rectify == "relu" else signed.abs()
 
@@ -83,13 +73,6 @@ class ObjectiveCam:
         small = F.interpolate(views * std + mean, size=(SIDE, SIDE), mode="bilinear", antialias=True)
         maps = saliency_maps(small.clamp(0, 1))[:, None]
         return F.interpolate(maps, size=views.shape[2:], mode="bilinear")
-
-    def _labels(self, views: Tensor) -> Tensor:
-        """The classes the network itself gives: nothing need be known of the images."""
-        assert isinstance(self.objective, Supervised)
-        with torch.no_grad():
-            logits: Tensor = self.objective.head(self.objective.pool(self.objective.backbone(views)))
-        return logits.argmax(1)
 
 
 def loss_gradcam(run: RunFolder, encoder: Encoder, views: Tensor) -> Tensor | None:
@@ -108,7 +91,7 @@ def _state(run: RunFolder) -> dict[str, Tensor]:
         method = run.config().method
     except FineSightError:
         raise NoGradCAM(f"The config.yaml of {run.root.name} is damaged or of another version of FineSight.") from None
-    if recipe(method).objective is None:
+    if find_method(method).objective is None:
         raise NoGradCAM(f"{run.root.name} was not trained (method {method}): it has no loss.")
     try:
         found = load_checkpoint(run.checkpoints)
@@ -126,11 +109,12 @@ def _module(run: RunFolder, encoder: Encoder, state: dict[str, Tensor]) -> Train
     The encoder's settings spare it the weight file, which may lie elsewhere by now.
     """
     config = run.config().model_copy(update={"backbone": encoder.config.backbone})
-    if (queue := state.get("objective.queue.vectors")) is not None:
-        config = config.model_copy(update={"objective": config.objective.model_copy(update={"queue": len(queue)})})
+    kind = find_method(config.method).find_objective()
+    assert kind is not None
+    own = {name.removeprefix("objective."): value for name, value in state.items() if name.startswith("objective.")}
+    objective, classes = kind.restored_sizes(config.objective, own)
+    config = config.model_copy(update={"objective": objective})
     images = next((len(state[name]) for name in ("boxes", "maps") if name in state), 2)
-    is_labeled = recipe(config.method).objective == "supervised"
-    classes = len(state["objective.head.weight"]) if is_labeled else 0
     with torch.random.fork_rng(devices=()):  # the module seeds the generator
         module = TrainingModule(config, images=images, steps_per_epoch=1, classes=classes, load_weights=False)
     try:

@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
+from finesight.methods.base import (
+    DatasetInfo,
+    Method,
+    Objective,
+    ObjectiveConfig,
+    full_precision,
+    register_method,
+    register_objective,
+)
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import sum_over_ranks, world
@@ -38,21 +46,25 @@ class BarlowTwinsConfig(ObjectiveConfig):
     off_diagonal: float = Field(0.0051, ge=0)  # λ
 
 
+@register_objective("barlow-twins")
 class BarlowTwins(Objective):
     Config = BarlowTwinsConfig
-    metrics = ("diagonal", "off_diagonal")
+    metrics: ClassVar = {"diagonal": "correlation, same dimension", "off_diagonal": "correlation, other dimensions"}
+    couples_batch = True
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: BarlowTwinsConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(
+        self, backbone: Backbone, config: BarlowTwinsConfig, data: DatasetInfo, pool: Pool | None = None
+    ) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = mlp(self.pool.width, config.hidden, config.hidden, config.dim, last="no-bias")
         self.norm = nn.BatchNorm1d(config.dim, affine=False)
 
     @classmethod
-    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
-        """Biases and norms have a rate of their own; the cosine ends at a thousandth."""
+    def defaults(cls, batch_size: int, epochs: int) -> dict[str, Any]:
+        """Return the authors' settings: biases and norms have a rate of their own, the cosine ends at a thousandth."""
         return {
-            **lars(0.2, batch, epochs),
+            **lars(0.2, batch_size, epochs),
             "optim.bias_lr_ratio": 0.0048 / 0.2,
             "optim.min_lr_ratio": 1e-3,
             **ASYMMETRIC_VIEWS,
@@ -67,8 +79,14 @@ class BarlowTwins(Objective):
             first, second = self.head(pooled), self.head(self.pool(other))
             loss, c = barlow(self.norm(first), self.norm(second), self.config.off_diagonal)
             embedding, target = F.normalize(first, dim=1), F.normalize(second.detach(), dim=1)
-        seen = c.detach()
-        diagonal = seen.diagonal()
-        others = (seen.square().sum() - diagonal.square().sum()) / (len(seen) * (len(seen) - 1))
+        c = c.detach()
+        diagonal = c.diagonal()
+        others = (c.square().sum() - diagonal.square().sum()) / (len(c) * (len(c) - 1))
         metrics = {"diagonal": diagonal.mean(), "off_diagonal": others.clamp(min=0).sqrt()}
         return ObjectiveOutput(loss, phi, pooled, embedding, target, metrics=metrics)
+
+
+register_method(
+    "barlow-twins",
+    Method("outputs correlate dimension by dimension only", "barlow-twins", paper="BarlowTwins", order=90),
+)

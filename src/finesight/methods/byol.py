@@ -1,4 +1,4 @@
-"""BYOL (Grill et al., 2020): predict what a slowly following twin says of the other view. No negatives."""
+"""BYOL (Grill et al., 2020): predict what a momentum copy says of the other view. No negatives."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ from typing import Any
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
+from finesight.methods.base import (
+    SIMILARITY,
+    DatasetInfo,
+    Method,
+    Objective,
+    ObjectiveConfig,
+    full_precision,
+    register_method,
+    register_objective,
+)
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.heads import mlp
-from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+from finesight.nn.momentum import momentum_copy
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
@@ -27,21 +36,23 @@ class BYOLConfig(ObjectiveConfig):
     momentum: float = Field(0.99, ge=0, le=1)
 
 
+@register_objective("byol")
 class BYOL(Objective):
     Config = BYOLConfig
-    metrics = ("positive_similarity",)
+    metrics = SIMILARITY
+    momentum_rises = True
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: BYOLConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(self, backbone: Backbone, config: BYOLConfig, data: DatasetInfo, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = mlp(self.pool.width, config.hidden, config.dim, last="bias")
         self.predictor = mlp(config.dim, config.hidden, config.dim, last="bias")
-        self.twin_backbone = momentum_twin(backbone)
-        self.twin_pool, self.twin_head = momentum_twin(self.pool), momentum_twin(self.head)
+        self.twin_backbone = momentum_copy(backbone)
+        self.twin_pool, self.twin_head = momentum_copy(self.pool), momentum_copy(self.head)
 
     @classmethod
-    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
-        return {**lars(0.45, batch, epochs), **ASYMMETRIC_VIEWS}
+    def defaults(cls, batch_size: int, epochs: int) -> dict[str, Any]:
+        return {**lars(0.45, batch_size, epochs), **ASYMMETRIC_VIEWS}
 
     def forward(
         self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
@@ -62,7 +73,6 @@ class BYOL(Objective):
             F.normalize(embedding, dim=1),
             targets[1],
             positive=first,
-            average_pooled=self.pool.uniform,
             metrics=metrics,
         )
 
@@ -72,8 +82,11 @@ class BYOL(Objective):
         with full_precision(phi):
             return F.normalize(self.twin_head(self.twin_pool(phi)), dim=1)
 
-    def before_step(self, progress: float = 0.0) -> None:
-        momentum = rising_momentum(self.config.momentum, progress)
-        follow(self.twin_backbone, self.backbone, momentum)
-        follow(self.twin_pool, self.pool, momentum)
-        follow(self.twin_head, self.head, momentum)
+    def momentum_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [(self.twin_backbone, self.backbone), (self.twin_pool, self.pool), (self.twin_head, self.head)]
+
+
+register_method("byol-lcr", Method("BYOL with the rationale", "byol", rationale=True, paper="BYOL+Ours", order=30))
+register_method(
+    "byol", Method("predict what a slowly following twin says of the other view", "byol", paper="BYOL", order=30)
+)

@@ -8,13 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import full_precision
+from finesight.methods.base import Method, full_precision, register_method, register_objective
 from finesight.methods.moco import MoCo, MoCoConfig
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import object_share
@@ -38,23 +39,36 @@ def alignment_loss(cells: Tensor, key: Tensor, share: Tensor, temperature: float
     return torch.where(total[:, 0] > 0, divergence, 0.0)
 
 
+@register_objective("cvsa")
 class CVSA(MoCo):
     Config = CVSAConfig
-    metrics = (*MoCo.metrics, "alignment")
+    metrics: ClassVar = {**MoCo.metrics, "alignment": "misfit of object and similarity (KL)"}
     masked = True
     sees_cells = True
 
     def forward(
         self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
     ) -> ObjectiveOutput:
-        outcome = super().forward([view[:, :3] for view in views], generator, labels)
-        phi = outcome.phi
+        output = super().forward([view[:, :3] for view in views], generator, labels)
+        phi = output.phi
         n, channels, height, width = phi.shape
         with full_precision(phi):
-            vectors = phi.flatten(2).mT.reshape(-1, channels).to(outcome.pooled.dtype)  # (N*HW, C)
+            vectors = phi.flatten(2).mT.reshape(-1, channels).to(output.pooled.dtype)  # (N*HW, C)
             cells = F.normalize(self.head(vectors), dim=1).view(n, height * width, -1)
             share = object_share(views[0][:, 3], height, width).flatten(1)
-            aligned = alignment_loss(cells, outcome.target, share, self.config.temperature)
-        metrics = {**outcome.metrics, "alignment": aligned.detach().mean()}
-        loss = outcome.loss + self.config.alignment * aligned
-        return replace(outcome, loss=loss, average_pooled=False, metrics=metrics)
+            aligned = alignment_loss(cells, output.target, share, self.config.temperature)
+        metrics = {**output.metrics, "alignment": aligned.detach().mean()}
+        loss = output.loss + self.config.alignment * aligned
+        return replace(output, loss=loss, metrics=metrics)
+
+
+register_method(
+    "cvsa",
+    Method(
+        "crops about the object, its key on another background, and a loss that says where it is",
+        "cvsa",
+        paper="CVSA",
+        settings={"saliency.source": "detector", "focus.source": "saliency", "views.second_paste": 1.0},
+        order=20,
+    ),
+)

@@ -5,18 +5,27 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from itertools import groupby, pairwise
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, full_precision
-from finesight.methods.defaults import warm_up
+from finesight.methods.base import (
+    DatasetInfo,
+    HeadGroup,
+    Method,
+    Objective,
+    ObjectiveConfig,
+    full_precision,
+    register_method,
+    register_objective,
+)
+from finesight.methods.defaults import ASYMMETRIC_VIEWS, warm_up
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather
-from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+from finesight.nn.momentum import momentum_copy
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
@@ -68,38 +77,37 @@ def _renamed_center(module: nn.Module, state: dict[str, Any], prefix: str, *_: A
         state[f"{prefix}center"] = state.pop(f"{prefix}centre")
 
 
+@register_objective("dino")
 class DINO(Objective):
     Config = DINOConfig
-    metrics = ("teacher_entropy",)
+    metrics: ClassVar = {"teacher_entropy": "teacher entropy"}
+    momentum_rises = True
     joint_norm = True
     center: Tensor
 
-    def __init__(self, backbone: Backbone, config: DINOConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(self, backbone: Backbone, config: DINOConfig, data: DatasetInfo, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = DINOHead(self.pool.width, config)
-        self.teacher_backbone = momentum_twin(backbone)
-        self.teacher_pool, self.teacher_head = momentum_twin(self.pool), momentum_twin(self.head)
+        self.teacher_backbone = momentum_copy(backbone)
+        self.teacher_pool, self.teacher_head = momentum_copy(self.pool), momentum_copy(self.head)
         self.register_buffer("center", torch.zeros(config.prototypes))
         self.register_load_state_dict_pre_hook(_renamed_center)  # type: ignore[no-untyped-call]
 
     @classmethod
-    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
+    def defaults(cls, batch_size: int, epochs: int) -> dict[str, Any]:
         return {
             **warm_up(epochs),
-            "optim.lr": 0.03 * batch / 256,
+            **ASYMMETRIC_VIEWS,
+            "optim.lr": 0.03 * batch_size / 256,
             "optim.clip_grad_norm_per_tensor": 3.0,
             "views.scale": (0.14, 1.0),
-            "views.saturation": 0.2,
-            "views.blur": 1.0,
-            "views.second_blur": 0.1,
-            "views.second_solarize": 0.2,
             "views.local_crops": 8,
             "views.local_blur": 0.5,
         }
 
     @property
     def exported(self) -> Backbone:
-        """The teacher: it is ahead of its student."""
+        """The teacher, whose features are better than the student's."""
         return self.teacher_backbone
 
     def head_groups(self) -> list[HeadGroup]:
@@ -120,7 +128,7 @@ class DINO(Objective):
             guesses = (logits / config.student_temperature).log_softmax(1)
             targets = ((teacher - self.center) / config.teacher_temperature).softmax(1)
             loss = dino_loss(torch.split(guesses, n), torch.split(targets, n))
-        self._seen = teacher
+        self._teacher_logits = teacher
         entropy = torch.special.entr(targets).sum(1).mean()
         return ObjectiveOutput(
             loss,
@@ -128,7 +136,6 @@ class DINO(Objective):
             pooled,
             unit[:n],
             target_unit[n:],
-            average_pooled=self.pool.uniform,
             metrics={"teacher_entropy": entropy},
         )
 
@@ -139,13 +146,16 @@ class DINO(Objective):
             unit, logits = self.teacher_head(self.teacher_pool(phi))
         return unit, logits
 
-    def before_step(self, progress: float = 0.0) -> None:
-        momentum = rising_momentum(self.config.momentum, progress)
-        follow(self.teacher_backbone, self.backbone, momentum)
-        follow(self.teacher_pool, self.pool, momentum)
-        follow(self.teacher_head, self.head, momentum)
+    def momentum_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        copies = (self.teacher_backbone, self.teacher_pool, self.teacher_head)
+        return list(zip(copies, (self.backbone, self.pool, self.head), strict=True))
 
     @torch.no_grad()
-    def after_step(self, outcome: ObjectiveOutput) -> None:
-        self.center.lerp_(gather(self._seen).mean(0), 1 - self.config.center_momentum)
-        del self._seen
+    def after_step(self, output: ObjectiveOutput) -> None:
+        self.center.lerp_(gather(self._teacher_logits).mean(0), 1 - self.config.center_momentum)
+        del self._teacher_logits
+
+
+register_method(
+    "dino", Method("a student learns its teacher's soft assignment of other crops", "dino", paper="DINO", order=80)
+)

@@ -6,9 +6,9 @@ Of this form nothing was released; what is not in the authors' BYOL form (lewel_
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple, Self
+from typing import ClassVar, Literal, NamedTuple, Self
 
 import torch
 from pydantic import Field, PositiveInt, model_validator
@@ -16,12 +16,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finesight.errors import FineSightError
-from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
-from finesight.methods.moco import MoCoConfig, info_nce, queue_size
+from finesight.methods.base import (
+    DatasetInfo,
+    Method,
+    Objective,
+    ObjectiveConfig,
+    full_precision,
+    register_method,
+    register_objective,
+)
+from finesight.methods.moco import MoCo, info_nce, queue_size
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, own_rows, shuffled_forward, world
 from finesight.nn.heads import mlp
-from finesight.nn.momentum import follow, momentum_twin
+from finesight.nn.momentum import momentum_copy
 from finesight.nn.norm import join_norms
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool, average
@@ -50,13 +58,13 @@ def align(cells: Tensor, maps: Tensor, heads: int) -> Tensor:
     return (weights @ values.mT).transpose(1, 2).flatten(2)  # (N, heads, M, C / heads) -> (N, M, C)
 
 
-def each(network: nn.Module, vectors: Tensor) -> Tensor:
+def apply_each(network: nn.Module, vectors: Tensor) -> Tensor:
     """Every vector of every image through the network; to its norms all are one batch. (N, L, C) -> (N, L, D)"""
     said: Tensor = network(vectors.flatten(0, 1))
     return said.view(*vectors.shape[:2], -1)
 
 
-class Seen(NamedTuple):
+class HeadOutput(NamedTuple):
     """What a head makes of φ."""
 
     pooled: Tensor  # (N, C) the average of φ
@@ -67,6 +75,9 @@ class Seen(NamedTuple):
         """1: the maps are uniform, every aligned vector is the average."""
         entropy: Tensor = torch.special.entr(self.maps.detach()).sum(2).mean()
         return entropy / math.log(max(2, self.maps.shape[2]))
+
+
+ALIGNED_METRICS = {"aligned_similarity": "similarity, aligned vectors", "map_entropy": "map entropy"}
 
 
 class LEWELHead(nn.Module):
@@ -87,13 +98,13 @@ class LEWELHead(nn.Module):
         self.shared = mlp(channels, config.hidden, config.dim, last="no-bias")
         self.aligned = mlp(channels, config.hidden, config.dim, last="no-bias")
 
-    def forward(self, phi: Tensor) -> Seen:
+    def forward(self, phi: Tensor) -> HeadOutput:
         pooled = average(phi)
         cells = phi.flatten(2).to(pooled.dtype)  # (N, C, L)
-        said = each(self.shared, torch.cat([pooled[:, :, None], cells], dim=2).transpose(1, 2))  # (N, 1 + L, D)
+        said = apply_each(self.shared, torch.cat([pooled[:, :, None], cells], dim=2).transpose(1, 2))  # (N, 1 + L, D)
         maps = (F.normalize(said[:, 1:], dim=2) / self.scale).softmax(dim=1).transpose(1, 2)
-        aligned = each(self.aligned, align(cells, maps, self.heads))
-        return Seen(pooled, torch.cat([said[:, :1], aligned], dim=1), maps)
+        aligned = apply_each(self.aligned, align(cells, maps, self.heads))
+        return HeadOutput(pooled, torch.cat([said[:, :1], aligned], dim=1), maps)
 
 
 class LEWELConfig(LEWELHeadConfig):
@@ -106,10 +117,11 @@ class LEWELConfig(LEWELHeadConfig):
 
 
 @dataclass(frozen=True, kw_only=True)
-class LEWELOutcome(ObjectiveOutput):
+class LEWELOutput(ObjectiveOutput):
     aligned_key: Tensor  # (N, D) what enters the second queue
 
 
+@register_objective("lewel")
 class LEWEL(Objective):
     """Whole images are contrasted as in MoCo, aligned vectors with the same map's in the other view.
 
@@ -122,16 +134,16 @@ class LEWEL(Objective):
     """
 
     Config = LEWELConfig
-    metrics = ("positive_similarity", "negative_similarity", "aligned_similarity", "map_entropy")
+    metrics: ClassVar = {**MoCo.metrics, **ALIGNED_METRICS}
     sees_cells = True
 
-    def __init__(self, backbone: Backbone, config: LEWELConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(self, backbone: Backbone, config: LEWELConfig, data: DatasetInfo, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = LEWELHead(backbone.channels, config)
-        self.key_backbone, self.key_head = momentum_twin(backbone), momentum_twin(self.head)
+        self.key_backbone, self.key_head = momentum_copy(backbone), momentum_copy(self.head)
         join_norms(self.backbone)  # not those of the keys, as ``joint_norm`` would
         join_norms(self.head)
-        size = queue_size(MoCoConfig(queue=config.queue), data)
+        size = queue_size(config.queue, data)
         self.queue, self.aligned_queue = Queue(size, config.dim), Queue(size, config.dim)
 
     def forward(
@@ -155,14 +167,13 @@ class LEWEL(Objective):
         }
         drawn = torch.randint(1, k.shape[1], (len(k) * world()[1],), generator=generator)  # of the joined batch
         aligned_key = k[torch.arange(len(k), device=k.device), own_rows(drawn).to(k.device)]
-        return LEWELOutcome(
+        return LEWELOutput(
             loss,
             phi,
             seen.pooled,
             q[:, 0],
             k[:, 0],
             positive=positive,
-            average_pooled=False,
             metrics=metrics,
             aligned_key=aligned_key,
         )
@@ -172,11 +183,22 @@ class LEWEL(Objective):
         with full_precision(phi):
             return F.normalize(self.key_head(phi).vectors, dim=2)
 
-    def before_step(self, progress: float = 0.0) -> None:
-        follow(self.key_backbone, self.backbone, self.config.momentum)
-        follow(self.key_head, self.head, self.config.momentum)
+    @classmethod
+    def restored_sizes(cls, config: LEWELConfig, state: Mapping[str, Tensor]) -> tuple[LEWELConfig, int]:
+        return config.model_copy(update={"queue": len(state["queue.vectors"])}), 0
 
-    def after_step(self, outcome: ObjectiveOutput) -> None:
-        assert isinstance(outcome, LEWELOutcome)
-        self.queue.push(gather(outcome.target))
-        self.aligned_queue.push(gather(outcome.aligned_key))
+    def momentum_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [(self.key_backbone, self.backbone), (self.key_head, self.head)]
+
+    def after_step(self, output: ObjectiveOutput) -> None:
+        assert isinstance(output, LEWELOutput)
+        self.queue.push(gather(output.target))
+        self.aligned_queue.push(gather(output.aligned_key))
+
+
+register_method(
+    "lewel",
+    Method(
+        "heads learn where to look, each pools its own aligned vectors (MoCo form)", "lewel", paper="LEWEL", order=40
+    ),
+)

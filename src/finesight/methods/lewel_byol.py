@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, full_precision
+from finesight.methods.base import (
+    SIMILARITY,
+    DatasetInfo,
+    Method,
+    Objective,
+    full_precision,
+    register_method,
+    register_objective,
+)
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
-from finesight.methods.lewel import LEWELHead, LEWELHeadConfig, each
+from finesight.methods.lewel import ALIGNED_METRICS, LEWELHead, LEWELHeadConfig, apply_each
 from finesight.nn.backbone import Backbone
 from finesight.nn.heads import mlp
-from finesight.nn.momentum import follow, momentum_twin, rising_momentum
+from finesight.nn.momentum import momentum_copy
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 
@@ -24,24 +32,28 @@ class LEWELBYOLConfig(LEWELHeadConfig):
     momentum: float = Field(0.996, ge=0, le=1)
 
 
+@register_objective("lewel-byol")
 class LEWELBYOL(Objective):
     """The twin looks where its own maps say, in its own view."""
 
     Config = LEWELBYOLConfig
-    metrics = ("positive_similarity", "aligned_similarity", "map_entropy")
+    metrics: ClassVar = {**SIMILARITY, **ALIGNED_METRICS}
+    momentum_rises = True
     joint_norm = True
     sees_cells = True
 
-    def __init__(self, backbone: Backbone, config: LEWELBYOLConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(
+        self, backbone: Backbone, config: LEWELBYOLConfig, data: DatasetInfo, pool: Pool | None = None
+    ) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = LEWELHead(backbone.channels, config)
         self.predictor = mlp(config.dim, config.hidden, config.dim, last="no-bias")
         self.aligned_predictor = mlp(config.dim, config.hidden, config.dim, last="no-bias")
-        self.twin_backbone, self.twin_head = momentum_twin(backbone), momentum_twin(self.head)
+        self.twin_backbone, self.twin_head = momentum_copy(backbone), momentum_copy(self.head)
 
     @classmethod
-    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
-        return {**lars(0.9, batch, epochs, weight_decay=1.5e-6), **ASYMMETRIC_VIEWS, "views.scale": (0.2, 1.0)}
+    def defaults(cls, batch_size: int, epochs: int) -> dict[str, Any]:
+        return {**lars(0.9, batch_size, epochs, weight_decay=1.5e-6), **ASYMMETRIC_VIEWS, "views.scale": (0.2, 1.0)}
 
     def forward(
         self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
@@ -67,14 +79,13 @@ class LEWELBYOL(Objective):
             embedding,
             targets[1][:, 0],
             positive=first,
-            average_pooled=False,
             metrics=metrics,
         )
 
     def _agreement(self, vectors: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine of predictions and targets: the image's, and the mean of the aligned ones. (N, 1 + M, D)² -> (N,)²"""
         instance = F.cosine_similarity(self.predictor(vectors[:, 0]), target[:, 0])
-        aligned = F.cosine_similarity(each(self.aligned_predictor, vectors[:, 1:]), target[:, 1:], dim=2)
+        aligned = F.cosine_similarity(apply_each(self.aligned_predictor, vectors[:, 1:]), target[:, 1:], dim=2)
         return instance, aligned.mean(1)
 
     @torch.no_grad()
@@ -83,7 +94,8 @@ class LEWELBYOL(Objective):
         with full_precision(phi):
             return F.normalize(self.twin_head(phi).vectors, dim=2)
 
-    def before_step(self, progress: float = 0.0) -> None:
-        momentum = rising_momentum(self.config.momentum, progress)
-        follow(self.twin_backbone, self.backbone, momentum)
-        follow(self.twin_head, self.head, momentum)
+    def momentum_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [(self.twin_backbone, self.backbone), (self.twin_head, self.head)]
+
+
+register_method("lewel-byol", Method("the same in BYOL's form, as its authors released it", "lewel-byol", order=50))

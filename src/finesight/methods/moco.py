@@ -2,20 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import ClassVar, Literal
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar, Literal
 
 import torch
 from pydantic import Field, PositiveInt
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finesight.errors import FineSightError
-from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
+from finesight.methods.base import (
+    SIMILARITY,
+    DatasetInfo,
+    Method,
+    Objective,
+    ObjectiveConfig,
+    full_precision,
+    register_method,
+    register_objective,
+)
+from finesight.methods.defaults import FOCUSED_CROPS, REACHES_ENCODER
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, shuffled_forward
 from finesight.nn.heads import ProjectorName, projector
-from finesight.nn.momentum import follow, momentum_twin
+from finesight.nn.momentum import momentum_copy
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 from finesight.nn.queue import Queue, automatic_queue
@@ -41,31 +51,41 @@ class MoCoConfig(ObjectiveConfig):
     key_batch: int = Field(32, ge=2)  # in one process, keys are batch-normalized in shuffled groups of this size
 
 
-def queue_size(config: MoCoConfig, data: Data) -> int:
-    """As configured, or what suits the data."""
-    if config.queue == "auto":
-        return automatic_queue(data.images, data.batch)
-    if config.queue < data.batch:
+def queue_size(queue: int | Literal["auto"], data: DatasetInfo) -> int:
+    """Return the configured size, or for "auto" one that suits the dataset.
+
+    Raises
+    ------
+    FineSightError
+        If the queue cannot hold the keys of one batch.
+    """
+    if queue == "auto":
+        return automatic_queue(data.images, data.batch_size)
+    if queue < data.batch_size:
         raise FineSightError(
-            f"A queue of {config.queue} cannot hold one batch of {data.batch} keys: give --queue {data.batch} or more, "
-            "or auto."
+            f"A queue of {queue} cannot hold one batch of {data.batch_size} keys: give --queue {data.batch_size} or "
+            "more, or auto."
         )
-    return config.queue
+    return queue
 
 
+@register_objective("moco")
 class MoCo(Objective):
     """The objective LCR is built on in the paper."""
 
     Config = MoCoConfig
-    metrics: ClassVar[tuple[str, ...]] = ("positive_similarity", "negative_similarity")
+    metrics: ClassVar[Mapping[str, str]] = {
+        **SIMILARITY,
+        "negative_similarity": "similarity, other images",
+    }
 
-    def __init__(self, backbone: Backbone, config: MoCoConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(self, backbone: Backbone, config: MoCoConfig, data: DatasetInfo, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
         hidden = config.hidden or backbone.channels
         self.head = projector(config.projector, self.pool.width, hidden, config.dim)
-        self.key_backbone = momentum_twin(backbone)
-        self.key_pool, self.key_head = momentum_twin(self.pool), momentum_twin(self.head)
-        self.queue = Queue(queue_size(config, data), config.dim)
+        self.key_backbone = momentum_copy(backbone)
+        self.key_pool, self.key_head = momentum_copy(self.pool), momentum_copy(self.head)
+        self.queue = Queue(queue_size(config.queue, data), config.dim)
 
     def forward(
         self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
@@ -87,10 +107,76 @@ class MoCo(Objective):
         with full_precision(phi):
             return F.normalize(self.key_head(self.key_pool(phi)), dim=1)
 
-    def before_step(self, progress: float = 0.0) -> None:
-        follow(self.key_backbone, self.backbone, self.config.momentum)
-        follow(self.key_pool, self.pool, self.config.momentum)
-        follow(self.key_head, self.head, self.config.momentum)
+    @classmethod
+    def restored_sizes(cls, config: MoCoConfig, state: Mapping[str, Tensor]) -> tuple[MoCoConfig, int]:
+        return config.model_copy(update={"queue": len(state["queue.vectors"])}), 0
 
-    def after_step(self, outcome: ObjectiveOutput) -> None:
-        self.queue.push(gather(outcome.target))
+    def momentum_copies(self) -> list[tuple[nn.Module, nn.Module]]:
+        return [(self.key_backbone, self.backbone), (self.key_pool, self.pool), (self.key_head, self.head)]
+
+    def after_step(self, output: ObjectiveOutput) -> None:
+        self.queue.push(gather(output.target))
+
+
+_BILINEAR: dict[str, Any] = {"train_pooling": "bilinear", "rationale.branch_norm": "batch"}
+
+register_method(
+    "moco-v2",
+    Method("contrast a query with its key against a queue of past keys", "moco", paper="MoCo v2", order=10),
+)
+register_method(
+    "moco-bilinear",
+    Method(
+        "every projection pools its own feature, in training and after; nothing teaches them where",
+        "moco",
+        rationale=True,
+        pooling="bilinear",
+        paper="MoCo v2-Bilinear",
+        settings={**_BILINEAR, "rationale.nu": 0.0},
+        order=10,
+    ),
+)
+register_method(
+    "sam-ssl",
+    Method(
+        "one projection is fitted to GradCAM as a second task, features are averaged",
+        "moco",
+        rationale=True,
+        pooling="average",
+        paper="SAM-SSL",
+        settings={**REACHES_ENCODER, "rationale.projections": 1},
+        order=10,
+    ),
+)
+register_method(
+    "sam-ssl-bilinear",
+    Method(
+        "the projections that pool, in training and after, are fitted to GradCAM",
+        "moco",
+        rationale=True,
+        pooling="bilinear",
+        paper="SAM-SSL-Bilinear",
+        settings=_BILINEAR,
+        order=10,
+    ),
+)
+register_method(
+    "contrastive-crop",
+    Method(
+        "MoCo v2 with crops about what the network finds interesting",
+        "moco",
+        paper="ContrastiveCrop",
+        settings=FOCUSED_CROPS,
+        order=10,
+    ),
+)
+register_method(
+    "dilo",
+    Method(
+        "MoCo v2 with objects pasted on other backgrounds, half of the time",
+        "moco",
+        paper="DiLo",
+        settings={"saliency.source": "detector", "views.paste": 0.5, "views.backdrops": (2.0, 1.0, 1.0)},
+        order=10,
+    ),
+)

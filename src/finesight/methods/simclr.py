@@ -10,7 +10,16 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
+from finesight.methods.base import (
+    SIMILARITY,
+    DatasetInfo,
+    Method,
+    Objective,
+    ObjectiveConfig,
+    full_precision,
+    register_method,
+    register_objective,
+)
 from finesight.methods.defaults import lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather_with_gradient, world
@@ -44,22 +53,24 @@ class SimCLRConfig(ObjectiveConfig):
     temperature: float = Field(0.1, gt=0)
 
 
+@register_objective("simclr")
 class SimCLR(Objective):
     Config = SimCLRConfig
-    metrics = ("positive_similarity",)
+    metrics = SIMILARITY
+    couples_batch = True
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: SimCLRConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(self, backbone: Backbone, config: SimCLRConfig, data: DatasetInfo, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = mlp(self.pool.width, config.hidden, config.dim, last="norm")
 
     @classmethod
-    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
-        """The views' colors are of strength 1; the rate 0.075 √batch is the one advised for small batches."""
+    def defaults(cls, batch_size: int, epochs: int) -> dict[str, Any]:
+        """Return the authors' settings: colors of strength 1, and their rate for small batches, 0.075 √batch."""
         colors = {"brightness": 0.8, "contrast": 0.8, "saturation": 0.8, "hue": 0.2}
-        rate = 0.075 * batch**0.5 * 256 / batch
+        rate = 0.075 * batch_size**0.5 * 256 / batch_size
         return {
-            **lars(rate, batch, epochs),
+            **lars(rate, batch_size, epochs),
             "views.scale": (0.08, 1.0),
             **{f"views.{name}": strength for name, strength in colors.items()},
         }
@@ -76,3 +87,8 @@ class SimCLR(Objective):
             positive = (a * b.detach()).sum(1)
         metrics = {"positive_similarity": positive.detach().mean()}
         return ObjectiveOutput(loss, phi, pooled, a, b.detach(), positive=positive, metrics=metrics)
+
+
+register_method(
+    "simclr", Method("each view finds its partner among all views of the batch", "simclr", paper="SimCLR", order=60)
+)

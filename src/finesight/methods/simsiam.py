@@ -10,7 +10,17 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, HeadGroup, Objective, ObjectiveConfig, full_precision
+from finesight.methods.base import (
+    SIMILARITY,
+    DatasetInfo,
+    HeadGroup,
+    Method,
+    Objective,
+    ObjectiveConfig,
+    full_precision,
+    register_method,
+    register_objective,
+)
 from finesight.nn.backbone import Backbone
 from finesight.nn.heads import mlp
 from finesight.nn.objective_output import ObjectiveOutput
@@ -26,19 +36,20 @@ class SimSiamConfig(ObjectiveConfig):
     stop_gradient: bool = True  # without it the embeddings collapse: the paper's ablation
 
 
+@register_objective("simsiam")
 class SimSiam(Objective):
     Config = SimSiamConfig
-    metrics = ("positive_similarity",)
+    metrics = SIMILARITY
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: SimSiamConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(self, backbone: Backbone, config: SimSiamConfig, data: DatasetInfo, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = mlp(self.pool.width, config.hidden, config.hidden, config.dim, last="plain-norm")
         self.predictor = mlp(config.dim, config.bottleneck, config.dim, last="bias")
 
     @classmethod
-    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
-        return {"optim.lr": 0.05 * batch / 256, "optim.cosine": "epoch"}
+    def defaults(cls, batch_size: int, epochs: int) -> dict[str, Any]:
+        return {"optim.lr": 0.05 * batch_size / 256, "optim.cosine": "epoch"}
 
     def head_groups(self) -> list[HeadGroup]:
         """The predictor's rate stays: it has to keep up with embeddings that move."""
@@ -60,3 +71,6 @@ class SimSiam(Objective):
 
     def _still(self, z: Tensor) -> Tensor:
         return z.detach() if self.config.stop_gradient else z
+
+
+register_method("simsiam", Method("one network, a predictor and a stop-gradient", "simsiam", paper="SimSiam", order=70))

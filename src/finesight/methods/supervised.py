@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
+from finesight.methods.base import (
+    DatasetInfo,
+    Method,
+    Objective,
+    ObjectiveConfig,
+    full_precision,
+    register_method,
+    register_objective,
+)
 from finesight.nn.backbone import Backbone
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
@@ -21,18 +29,21 @@ class SupervisedConfig(ObjectiveConfig):
     """Nothing to set."""
 
 
+@register_objective("supervised")
 class Supervised(Objective):
     Config = SupervisedConfig
-    metrics = ("accuracy",)
+    metrics: ClassVar = {"accuracy": "accuracy on train"}
     views = 1
     labeled = True
 
-    def __init__(self, backbone: Backbone, config: SupervisedConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(
+        self, backbone: Backbone, config: SupervisedConfig, data: DatasetInfo, pool: Pool | None = None
+    ) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = nn.Linear(self.pool.width, data.classes)
 
     @classmethod
-    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
+    def defaults(cls, batch_size: int, epochs: int) -> dict[str, Any]:
         """Crops and flips alone; the new head learns ten times as fast as the backbone."""
         return {
             "optim.lr": 0.01,
@@ -42,6 +53,16 @@ class Supervised(Objective):
             "views.gray": 0.0,
             "views.blur": 0.0,
         }
+
+    @classmethod
+    def restored_sizes(cls, config: SupervisedConfig, state: Mapping[str, Tensor]) -> tuple[SupervisedConfig, int]:
+        return config, len(state["head.weight"])
+
+    @torch.no_grad()
+    def predicted_labels(self, view: Tensor) -> Tensor:
+        """Return the classes that the network itself gives."""
+        logits: Tensor = self.head(self.pool(self.backbone(view)))
+        return logits.argmax(1)
 
     def forward(
         self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
@@ -55,3 +76,9 @@ class Supervised(Objective):
         unit = F.normalize(pooled, dim=1)
         accuracy = (logits.argmax(1) == labels).float().mean()
         return ObjectiveOutput(loss, phi, pooled, unit, unit.detach(), metrics={"accuracy": accuracy})
+
+
+register_method(
+    "supervised",
+    Method("fine-tuning with labels: what the features could be", "supervised", paper="Supervised", order=110),
+)

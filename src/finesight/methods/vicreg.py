@@ -3,14 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Data, Objective, ObjectiveConfig, full_precision
+from finesight.methods.base import (
+    DatasetInfo,
+    Method,
+    Objective,
+    ObjectiveConfig,
+    full_precision,
+    register_method,
+    register_objective,
+)
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather_with_gradient, own_rows
@@ -49,18 +57,24 @@ class VICRegConfig(ObjectiveConfig):
     covariance: float = Field(1.0, ge=0)
 
 
+@register_objective("vicreg")
 class VICReg(Objective):
     Config = VICRegConfig
-    metrics = ("invariance", "variance", "covariance")
+    metrics: ClassVar = {
+        "invariance": "distance of the views",
+        "variance": "missing variance",
+        "covariance": "covariance",
+    }
+    couples_batch = True
     joint_norm = True
 
-    def __init__(self, backbone: Backbone, config: VICRegConfig, data: Data, pool: Pool | None = None) -> None:
+    def __init__(self, backbone: Backbone, config: VICRegConfig, data: DatasetInfo, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
         self.head = mlp(self.pool.width, config.hidden, config.hidden, config.dim, last="no-bias")
 
     @classmethod
-    def defaults(cls, batch: int, epochs: int) -> dict[str, Any]:
-        return {**lars(0.2, batch, epochs), **ASYMMETRIC_VIEWS}
+    def defaults(cls, batch_size: int, epochs: int) -> dict[str, Any]:
+        return {**lars(0.2, batch_size, epochs), **ASYMMETRIC_VIEWS}
 
     def forward(
         self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
@@ -83,6 +97,8 @@ class VICReg(Objective):
             pooled,
             embedding,
             target,
-            average_pooled=self.pool.uniform,
             metrics={name: part.detach().mean() for name, part in metrics.items()},
         )
+
+
+register_method("vicreg", Method("views alike, dimensions alive and uncorrelated", "vicreg", paper="VICReg", order=100))

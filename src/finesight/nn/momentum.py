@@ -1,4 +1,4 @@
-"""The momentum twin: a slowly following copy of a network."""
+"""Momentum copies: the exponential moving average of a network's weights."""
 
 from __future__ import annotations
 
@@ -12,21 +12,19 @@ from torch import nn
 Network = TypeVar("Network", bound=nn.Module)
 
 
-def momentum_twin(module: Network) -> Network:
-    """A copy that never gets a gradient."""
-    twin = copy.deepcopy(module)
-    twin.requires_grad_(False)
-    return twin
+def momentum_copy(module: Network) -> Network:
+    """Return a copy that never gets a gradient."""
+    return copy.deepcopy(module).requires_grad_(False)
 
 
 @torch.no_grad()
-def follow(twin: nn.Module, online: nn.Module, momentum: float) -> None:
-    """θ_twin ← m θ_twin + (1 − m) θ_online, parameters only: the twin's batch-norm buffers are its own."""
-    behind: list[torch.Tensor] = list(twin.parameters())
-    if behind:
-        torch._foreach_lerp_(behind, [p.detach() for p in online.parameters()], 1.0 - momentum)
+def ema_update(average: nn.Module, online: nn.Module, momentum: float) -> None:
+    """Set θ_average ← m θ_average + (1 − m) θ_online, parameters only: batch-norm buffers stay as they are."""
+    averaged: list[torch.Tensor] = list(average.parameters())
+    if averaged:
+        torch._foreach_lerp_(averaged, [p.detach() for p in online.parameters()], 1.0 - momentum)
 
 
 def rising_momentum(start: float, progress: float) -> float:
-    """From ``start`` to 1 along half a cosine, as BYOL and DINO have it."""
+    """Return the momentum that rises from ``start`` to 1 along half a cosine, as in BYOL and DINO."""
     return 1 - (1 - start) * (math.cos(math.pi * progress) + 1) / 2

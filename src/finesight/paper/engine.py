@@ -17,8 +17,8 @@ from finesight.errors import FineSightError
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
 from finesight.features.encoder import Encoder
 from finesight.io.console import console
-from finesight.methods.base import Data
-from finesight.methods.moco import MoCoConfig, queue_size
+from finesight.methods.base import DatasetInfo
+from finesight.methods.moco import queue_size
 from finesight.nn.pooling_config import AnyPooling
 from finesight.paper.cost import Cost, Work, estimate, refuse_what_does_not_fit, together
 from finesight.paper.machine import Meter, Usage, commit, machine
@@ -246,8 +246,8 @@ def _result(bench: Bench, name: str, system: System, seed: int, evaluation: Eval
 def _queue(config: TrainConfig, images: int) -> int | None:
     """None of an objective that has none."""
     size = getattr(config.objective, "queue", None)
-    data = Data(len(hold_out(images, config)[0]), config.batch_size)
-    return None if size is None else queue_size(MoCoConfig(queue=size), data)
+    data = DatasetInfo(len(hold_out(images, config)[0]), config.batch_size)
+    return None if size is None else queue_size(size, data)
 
 
 def _cost(trained: Usage | None, scored: Usage) -> dict[str, Any]:

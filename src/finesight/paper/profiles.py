@@ -8,8 +8,8 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from finesight.errors import FineSightError
-from finesight.methods.recipes import recipe
-from finesight.methods.registry import OBJECTIVES
+from finesight.methods.base import find_method
+from finesight.methods.moco import MoCo
 from finesight.paper.systems import OTHER_SYSTEMS, PROJECTIONS, System
 from finesight.paper.systems import network as named
 from finesight.training.config import TrainConfig, build_config
@@ -32,7 +32,7 @@ class Profile(BaseModel):
         """The training of a network of the bench."""
         entry = named(network)
         assert entry.method is not None
-        own = recipe(entry.method).settings
+        own = find_method(entry.method).settings
         rationale = {key: value for key, value in self.rationale.items() if key not in own} if entry.rationale else {}
         return build_config(
             {
@@ -78,10 +78,9 @@ def fitting(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
     Data, views, length, batch and what is frozen are the same for all. Of the objective's own settings it takes those
     it has (a queue, a twin's momentum). Its authors' optimizer stays, rate and all, where they have another one.
     """
-    objective = recipe(method).objective
-    if objective is None or objective == "moco":
+    kind, fields = find_method(method).find_objective(), TrainConfig.model_fields
+    if kind is None or kind is MoCo:
         return dict(settings)
-    kind, fields = OBJECTIVES[objective], TrainConfig.model_fields
     batch, epochs = (settings.get(name, fields[name].default) for name in ("batch_size", "epochs"))
     theirs = {key for key in kind.defaults(batch, epochs) if key.startswith("optim.")}
     foreign = {

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from finesight.errors import unknown
-from finesight.methods.recipes import RECIPES
+from finesight.methods.base import METHODS
 from finesight.nn.pooling_config import AnyPooling
 
 
@@ -15,7 +15,7 @@ from finesight.nn.pooling_config import AnyPooling
 class Network:
     """A training, or none. ``settings`` go on top of the profile's."""
 
-    method: str | None  # the recipe; None: the backbone as its weights are
+    method: str | None  # its name; None: the backbone as its weights are
     rationale: bool = False  # does it take what the profile says of the rationale?
     study: bool = False  # are branches of other K fitted beside its own?
     settings: dict[str, Any] = field(default_factory=dict)
@@ -69,11 +69,11 @@ SYSTEMS: dict[str, System] = {
 # --- the other systems of the paper's Tables 2 and 3 ------------------------------------------------------------------
 
 
-def _by_recipe(method: str) -> System:
-    """The pooling is the recipe's, or that of the reading ``finesight``."""
-    recipe = RECIPES[method]
-    pooling = recipe.pooling or ("rationale-gem" if recipe.rationale else "average")
-    return System(method, pooling, recipe.about, paper=recipe.paper)
+def _by_method(method: str) -> System:
+    """The pooling is the method's, or that of the reading ``finesight``."""
+    entry = METHODS[method]
+    pooling = entry.pooling or ("rationale-gem" if entry.rationale else "average")
+    return System(method, pooling, entry.about, paper=entry.paper)
 
 
 OTHERS = (
@@ -81,15 +81,15 @@ OTHERS = (
     *("moco-bilinear", "sam-ssl", "sam-ssl-bilinear", "dilo", "cvsa", "lewel", "contrastive-crop"),
     *("lcr-dual-pooling", "lcr+contrastive-crop"),
 )
-# ``lcr-multitask`` above is LCR's network averaged: the recipe of that name lets the branch teach the encoder too.
+# ``lcr-multitask`` above is LCR's network averaged: the method of that name lets the branch teach the encoder too.
 MULTITASK = "multitask"
 OTHER_NETWORKS: dict[str, Network] = {
-    **{name: Network(name, rationale=RECIPES[name].rationale) for name in OTHERS},
+    **{name: Network(name, rationale=METHODS[name].rationale) for name in OTHERS},
     MULTITASK: Network("lcr-multitask", rationale=True),
 }
 OTHER_SYSTEMS: dict[str, System] = {
-    **{name: _by_recipe(name) for name in OTHERS},
-    MULTITASK: System(MULTITASK, "average", RECIPES["lcr-multitask"].about, paper="Ours-MultiTask"),
+    **{name: _by_method(name) for name in OTHERS},
+    MULTITASK: System(MULTITASK, "average", METHODS["lcr-multitask"].about, paper="Ours-MultiTask"),
 }
 ALL_SYSTEMS = SYSTEMS | OTHER_SYSTEMS
 

@@ -5,11 +5,20 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import wide
 
 
+def gradcam(output: ObjectiveOutput, score: Tensor, *, average_pooled: bool) -> Tensor:
+    """Return the signed map of the (N,) scores by the cheapest way. -> (N, H, W)
+
+    ``average_pooled`` says whether the scores see φ only through its average (``Objective.average_pooled``).
+    """
+    return pooled_gradcam(output.phi, output.pooled, score) if average_pooled else map_gradcam(output.phi, score)
+
+
 def pooled_gradcam(phi: Tensor, pooled: Tensor, score: Tensor) -> Tensor:
-    """(∂s/∂φ_ij)ᵀ φ_ij before the ReLU, from the gradient at the average-pooled vector. -> (N, H, W)
+    """Compute (∂s/∂φ_ij)ᵀ φ_ij, not rectified, from the gradient at the average-pooled vector. -> (N, H, W)
 
     With u = mean_ij φ_ij and a score that sees only u, ∂s/∂φ_ij = (1/HW) ∂s/∂u in every cell: one backward through the
     head is enough, and no C×H×W gradient is kept. ``score`` is (N,): one scalar per image.
@@ -21,7 +30,7 @@ def pooled_gradcam(phi: Tensor, pooled: Tensor, score: Tensor) -> Tensor:
 
 
 def map_gradcam(phi: Tensor, score: Tensor) -> Tensor:
-    """The same from the gradient of the whole map, for pooling that is not an average. -> (N, H, W)"""
+    """Compute the same from the gradient of the whole map, for pooling that is not an average. -> (N, H, W)"""
     with torch.autocast(phi.device.type, enabled=False):
         (g,) = torch.autograd.grad(score.sum(), phi, retain_graph=True)  # (N, C, H, W)
         return (wide(g) * wide(phi)).sum(1)

@@ -13,8 +13,15 @@ from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import attention_mask
 from finesight.rationale.branch import FittingBranch
 from finesight.rationale.config import RationaleConfig
-from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
+from finesight.rationale.gradcam import gradcam
 
+# what ``RationaleOutput.metrics`` holds -> words for people
+RATIONALE_METRICS = {
+    "kl": "attention misfit (KL)",
+    "kl_target_uniform": "GradCAM information",
+    "kl_attention_uniform": "attention information",
+    "mask_entropy": "mask entropy",
+}
 FLAT = 1e-6  # a map whose spread is below this share of its maximum is constant up to rounding
 
 
@@ -25,7 +32,7 @@ def _partly_still(phi: Tensor, share: float) -> Tensor:
 
 
 @dataclass(frozen=True)
-class RationaleOutcome:
+class RationaleOutput:
     """The loss, and the two maps it compares (for pictures and health)."""
 
     loss: Tensor  # ()
@@ -34,13 +41,13 @@ class RationaleOutcome:
     metrics: dict[str, Tensor]
 
 
-def score_of(outcome: ObjectiveOutput, config: RationaleConfig) -> Tensor:
+def score_of(output: ObjectiveOutput, config: RationaleConfig) -> Tensor:
     """The (N,) scalars GradCAM differentiates."""
     if config.score == "positive":
-        if outcome.positive is None:
+        if output.positive is None:
             raise ValueError("this objective has no positive logit: use score 'loss' or 'negative_loss'")
-        return outcome.positive
-    return outcome.loss if config.score == "loss" else -outcome.loss
+        return output.positive
+    return output.loss if config.score == "loss" else -output.loss
 
 
 def scaled_target(signed: Tensor, config: RationaleConfig) -> Tensor:
@@ -90,11 +97,10 @@ class Rationale(nn.Module):
             {str(k): FittingBranch(channels, config.model_copy(update={"projections": k})) for k in config.study}
         )
 
-    def forward(self, outcome: ObjectiveOutput) -> RationaleOutcome:
-        config, phi = self.config, outcome.phi
-        score = score_of(outcome, config)
-        average = outcome.average_pooled
-        signed = pooled_gradcam(phi, outcome.pooled, score) if average else map_gradcam(phi, score)
+    def forward(self, output: ObjectiveOutput, *, average_pooled: bool) -> RationaleOutput:
+        """Fit the branch to the GradCAM of a step. ``average_pooled`` is the objective's."""
+        config, phi = self.config, output.phi
+        signed = gradcam(output, score_of(output, config), average_pooled=average_pooled)
         target = scaled_target(signed, config)
         if config.detach_target:
             target = target.detach()
@@ -104,7 +110,7 @@ class Rationale(nn.Module):
         metrics = self._health(loss, target, attention)
         for branch in self.study.values():
             loss = loss + rationale_kl(target.detach(), branch(still), config)
-        return RationaleOutcome(loss, target.detach(), attention.detach(), metrics)
+        return RationaleOutput(loss, target.detach(), attention.detach(), metrics)
 
     @torch.no_grad()
     def _health(self, loss: Tensor, target: Tensor, attention: Tensor) -> dict[str, Tensor]:

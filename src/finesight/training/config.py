@@ -14,9 +14,7 @@ from finesight.data.layouts.catalog import located
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
 from finesight.io.console import console
-from finesight.methods.base import ObjectiveConfig
-from finesight.methods.recipes import Recipe, recipe
-from finesight.methods.registry import OBJECTIVES
+from finesight.methods.base import OBJECTIVES, Method, ObjectiveConfig, find_method
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import PoolingName, TrainPooling
 from finesight.rationale.config import READINGS, RationaleConfig
@@ -95,9 +93,9 @@ class TrainConfig(_Model):
         }
         if rationale is None and (missing := [words for words, needed in by_branch.items() if needed]):
             raise ValueError(f"{' and '.join(missing)} cannot do without a rationale")
-        objective = recipe(self.method).objective
+        objective = find_method(self.method).find_objective()
         by_map = {
-            f"method '{self.method}'": objective is not None and OBJECTIVES[objective].masked,
+            f"method '{self.method}'": objective is not None and objective.masked,
             "views.paste": self.views.pastes,
             "focus.source 'saliency'": self.focus.source == "saliency",
         }
@@ -112,7 +110,7 @@ class TrainConfig(_Model):
         """How a feature is made at test time."""
         if self.rationale is None:
             return "average"
-        return recipe(self.method).pooling or self.rationale.pooling
+        return find_method(self.method).pooling or self.rationale.pooling
 
     @property
     def encoder_resolution(self) -> int:
@@ -150,7 +148,7 @@ class RuntimeConfig(_Model):
 
 
 def build_config(overrides: dict[str, Any], *, warn: bool = True) -> TrainConfig:
-    """Return the recipe's defaults with ``overrides`` (nested, or dotted keys) on top.
+    """Return the method's defaults with ``overrides`` (nested, or dotted keys) on top.
 
     Old names of settings are taken for the new ones, with a line for each unless ``warn`` is off.
 
@@ -163,7 +161,7 @@ def build_config(overrides: dict[str, Any], *, warn: bool = True) -> TrainConfig
     for note in notes if warn else ():
         console.print(note, markup=False)
     values = nested(settings)
-    chosen = recipe(str(values.get("method", "lcr")))
+    chosen = find_method(str(values.get("method", "lcr")))
     rationale = _rationale(values, chosen)
     defaults = {} if chosen.objective is None else _defaults(chosen.objective, values, rationale)
     own = {key: value for key, value in chosen.settings.items() if not key.startswith("rationale.")}
@@ -185,8 +183,8 @@ def train_config(objective: str | None) -> type[TrainConfig]:
     return made
 
 
-def _rationale(values: dict[str, Any], chosen: Recipe) -> dict[str, Any] | None:
-    """Its settings on top of the reading's. A recipe has a rationale or not; true, false or a reading decide anew."""
+def _rationale(values: dict[str, Any], chosen: Method) -> dict[str, Any] | None:
+    """Its settings on top of the reading's. A method has a rationale or not; true, false or a reading decide anew."""
     wanted = values.get("rationale")
     if wanted is False or (wanted is None and "rationale" in values):
         return None

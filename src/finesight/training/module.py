@@ -14,9 +14,7 @@ from finesight.data.focus import CENTER, NO_BOX
 from finesight.data.saliency import SIDE
 from finesight.data.scene import Scene
 from finesight.errors import FineSightError
-from finesight.methods.base import Data
-from finesight.methods.recipes import recipe
-from finesight.methods.registry import OBJECTIVES
+from finesight.methods.base import DatasetInfo, find_method
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, mean_over_ranks
 from finesight.nn.norm import join_norms
@@ -42,10 +40,11 @@ class TrainingModule(L.LightningModule):
         super().__init__()
         self.config, self.steps_per_epoch = config, steps_per_epoch
         self.kinds = config.views.kinds()
-        kind = OBJECTIVES[recipe(config.method).objective or ""]
+        kind = find_method(config.method).find_objective()
+        assert kind is not None
         torch.manual_seed(config.seed)
         backbone = Backbone(config.backbone, load=load_weights)
-        data, pool, rationale = Data(images, config.batch_size, classes), None, None
+        data, pool, rationale = DatasetInfo(images, config.batch_size, classes), None, None
         if config.train_pooling != "average" and config.rationale is not None:
             rationale = Rationale(backbone.channels, config.rationale)
             pool = branch_pool(config.train_pooling, backbone.channels, rationale.branch, config.rationale)
@@ -73,9 +72,7 @@ class TrainingModule(L.LightningModule):
         loss = contrast = outcome.loss.mean()
         metrics = {"objective": contrast, **outcome.metrics}
         if self.rationale is not None:
-            if not self.objective.pool.uniform:
-                outcome = replace(outcome, average_pooled=False)
-            fitted = self.rationale(outcome)
+            fitted = self.rationale(outcome, average_pooled=self.objective.average_pooled)
             loss = self.rationale.config.lam * contrast + self.rationale.config.nu * fitted.loss
             metrics |= fitted.metrics
         self._outcome = outcome

@@ -23,8 +23,7 @@ from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.retrieval import retrieval
 from finesight.features.extract import extract
 from finesight.io.console import console
-from finesight.methods.recipes import recipe
-from finesight.methods.registry import OBJECTIVES
+from finesight.methods.base import find_method
 from finesight.training.batches import Batches
 from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepEnd
 from finesight.training.checkpoints import checkpoints, load_checkpoint
@@ -54,7 +53,7 @@ def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, 
             console.print(f"{out} is finished: nothing to do. (--restart begins anew.)")
             return run
         cache, images, held_out = prepare_data(config, runtime, run if main else None)
-        if recipe(config.method).objective is not None:
+        if find_method(config.method).objective is not None:
             _fit(config, runtime, run, cache, images, held_out)
         elif main:
             save_frozen(config, run)
@@ -101,10 +100,10 @@ def prepare_data(
     images, held_out = hold_out(len(cache), config)
     if cache.source.labels is None:
         images, held_out = np.arange(len(cache)), held_out[:0]
-    objective = recipe(config.method).objective
+    objective = find_method(config.method).find_objective()
     if objective is None:
         return cache, images, held_out
-    if OBJECTIVES[objective].labeled:
+    if objective.labeled:
         images = _labeled(images, cache.source, config.method)
     if len(images) < config.batch_size:
         raise FineSightError(
