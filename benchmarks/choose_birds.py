@@ -107,7 +107,7 @@ def scores(encoder: Encoder, source: ImageSource, runtime: RuntimeConfig) -> dic
     features: dict[str, list[torch.Tensor]] = {}
     shares: dict[str, list[float]] = {}
     for i in track(test, len(test), "embedding"):
-        phi = encoder.backbone(encoder.view(*cache.batch(np.array([i])))).float()
+        phi = encoder.backbone(encoder.cached_views(cache, [i])).float()
         shown = torch.from_numpy(
             np.stack([mask for mask in object_masks(cache, np.array([i]), size) if mask is not None])
         )

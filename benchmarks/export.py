@@ -27,8 +27,7 @@ from finesight.data.sources import open_source
 from finesight.export.onnx import export_onnx
 from finesight.export.quantize import compared, quantize
 from finesight.export.verify import reference
-from finesight.features.onnx_names import ATTENTION, AVERAGE, FEATURE, IMAGES
-from finesight.features.onnx_runtime import needed, session
+from finesight.features.onnx_runtime import ATTENTION, AVERAGE, FEATURE, IMAGES, open_session, require
 from finesight.features.preprocess import picture_view
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.paper.machine import commit, machine
@@ -40,7 +39,7 @@ def rounds(
     encoder: Any, files: dict[str, Path], views: list[Any], threads: int
 ) -> tuple[dict[str, Any], dict[str, Any]]:
     """Outputs and seconds of each engine, picture by picture."""
-    running = {name: session(file, threads) for name, file in files.items()}
+    running = {name: open_session(file, threads) for name, file in files.items()}
     engines = {
         "torch": lambda pixels: list(reference(encoder, torch.from_numpy(pixels), None, NAMES).values()),
         **{name: lambda pixels, it=it: it.run(list(NAMES), {IMAGES: pixels}) for name, it in running.items()},
@@ -99,7 +98,7 @@ def main() -> None:
             name: np.percentile(values / times["torch"], (25, 75)).tolist() for name, values in times.items()
         },
         "seconds": {name: float(np.median(values)) for name, values in times.items()},
-        "machine": f"{machine()}, onnxruntime {needed('onnxruntime').__version__}",
+        "machine": f"{machine()}, onnxruntime {require('onnxruntime').__version__}",
         "commit": commit(),
         "date": time.strftime("%Y-%m-%d"),
     }

@@ -79,7 +79,7 @@ def encoder(folder: Path) -> Path:
 
 
 def meta_of(run: Path) -> IndexMeta:
-    from finesight.features.embedder import fingerprint
+    from finesight.features.encoder_folder import fingerprint
 
     return IndexMeta(
         fingerprint=fingerprint(run),

@@ -6,19 +6,18 @@ import torch
 
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling import uses_rationale
-from finesight.nn.pooling_config import POOLINGS, PoolingName
+from finesight.nn.poolings import offered_poolings
 from finesight.rationale.config import READINGS, ReadingName
 
-KINDS: list[tuple[PoolingName, ReadingName | None]] = [
-    (pooling, reading)
-    for pooling in POOLINGS
+KINDS: list[tuple[str, ReadingName | None]] = [
+    (name, reading)
+    for name, pooling in offered_poolings().items()
     for reading in (None, *READINGS)
-    if reading is not None or not uses_rationale(pooling)
+    if reading is not None or not pooling.needs_branch
 ]
 
 
-def small_encoder(pooling: PoolingName, reading: ReadingName | None) -> Encoder:
+def small_encoder(pooling: str, reading: ReadingName | None) -> Encoder:
     rationale = None if reading is None else READINGS[reading].model_copy(update={"projections": 4})
     config = EncoderConfig(
         method="lcr",

@@ -9,7 +9,6 @@ from finesight.evaluation.evaluate import Evaluation
 from finesight.evaluation.evaluate import evaluate as evaluate_encoder
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling_config import PoolingName
 from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.train import train as train_run
 
@@ -35,7 +34,7 @@ def evaluate(encoder: Encoder | str | Path, data: str | Path, **options: Any) ->
     return evaluate_encoder(encoder if isinstance(encoder, Encoder) else load(encoder), data, **options)
 
 
-def frozen(backbone: BackboneConfig, resolution: int, pooling: PoolingName = "average") -> Encoder:
+def frozen(backbone: BackboneConfig, resolution: int, pooling: str = "average") -> Encoder:
     """A network as it comes, without any training: the baseline everything must beat."""
     settings = EncoderConfig(method="frozen", resolution=resolution, pooling=pooling, backbone=backbone)
     return Encoder.untrained(settings)

@@ -12,7 +12,7 @@ from torch import Tensor
 from torchvision.transforms import ColorJitter, InterpolationMode, RandomResizedCrop
 
 from finesight.data import views
-from finesight.data.views import ViewConfig, ViewParams, apply_views, center_view, random_views, sample_params
+from finesight.data.views import ViewConfig, ViewParams, apply_views, random_views, sample_params
 from finesight.errors import FineSightError
 from finesight.methods.base import METHODS
 from finesight.training.config import build_config
@@ -504,23 +504,6 @@ def test_views_of_every_method_have_the_size_of_their_kind(method: str) -> None:
 
 
 # --- evaluation view and configuration --------------------------------------------------------------------
-
-
-def test_center_view_equals_torchvision() -> None:
-    sizes = [(32, 32), (32, 33), (35, 32), (32, 34), (37, 32), (32, 96), (32, 47)]
-    canvas, size = ragged_canvas(sizes, padding=255)
-    for resolution in (32, 31, 28, 1):
-        found = center_view(canvas, size, resolution)
-        for i, (h, w) in enumerate(sizes):
-            expected = TF.center_crop(canvas[i, :, :h, :w] / 255, [resolution, resolution])
-            mean, std = list(views.IMAGENET_MEAN), list(views.IMAGENET_STD)
-            assert torch.equal(found[i], TF.normalize(expected, mean, std))
-
-
-def test_center_view_of_a_too_small_image_is_an_error() -> None:
-    canvas, sizes = ragged_canvas([(32, 32), (30, 64)])
-    with pytest.raises(ValueError, match="32 px needs images at least as large, got 30 px"):
-        center_view(canvas, sizes, 32)
 
 
 def test_an_empty_batch_stays_empty() -> None:

@@ -25,10 +25,10 @@ from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_pooling
 from finesight.evaluation.knn import knn_hits
 from finesight.evaluation.linear import linear_probe
 from finesight.evaluation.protocol import Protocol, setting_words
-from finesight.features.encoder import Encoded, Encoder
+from finesight.features.encoder import Encoder, EncoderOutput
 from finesight.features.wide import WideRows
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling_config import ORACLES, POOLINGS
+from finesight.nn.poolings import POOLINGS, offered_poolings
 from finesight.rationale.config import READINGS
 from processes import Finished, command, refused, succeeded
 
@@ -261,7 +261,7 @@ def forwards(encoder: Encoder) -> Iterator[list[int]]:
 
 
 def test_all_poolings_at_once_are_each_alone(encoder: Encoder, birds: Path) -> None:
-    poolings = (*POOLINGS[::-1], *ORACLES)
+    poolings = tuple(POOLINGS)[::-1]
     together = evaluate_poolings(encoder, birds, poolings, fractions=(50,), progress=False)
     assert tuple(together) == poolings
     for name in poolings:
@@ -284,7 +284,9 @@ def test_every_image_is_embedded_once(encoder: Encoder, birds: Path, class_folde
     expected = ((birds, True, 48 + 24), (birds, False, 24), (class_folders, True, 48), (class_folders, False, 48))
     for data, linear, images in expected:
         forwards.clear()
-        evaluate_poolings(encoder, data, POOLINGS, linear=linear, probed=("gem",), fractions=(20,), progress=False)
+        evaluate_poolings(
+            encoder, data, tuple(offered_poolings()), linear=linear, probed=("gem",), fractions=(20,), progress=False
+        )
         assert sum(forwards) == images
 
 
@@ -324,9 +326,9 @@ def test_wide_features_score_as_the_narrow_ones_they_come_from(
     narrow = evaluate(encoder, data, pooling="average", fractions=(100,), progress=False)
     plain = Encoder.encode
 
-    def encode(self: Encoder, *args: Any) -> Encoded:
+    def encode(self: Encoder, *args: Any) -> EncoderOutput:
         encoded = plain(self, *args)
-        return Encoded({name: value @ turn for name, value in encoded.features.items()}, encoded.masks)
+        return EncoderOutput({name: value @ turn for name, value in encoded.features.items()}, encoded.masks)
 
     monkeypatch.setattr(Encoder, "encode", encode)
     wide = evaluate(encoder, data, pooling="average", fractions=(100,), progress=False)

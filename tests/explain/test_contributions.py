@@ -9,23 +9,24 @@ import pytest
 import torch
 
 from finesight.errors import FineSightError
-from finesight.explain.contributions import Seen, Similarity, decompose, similarity
+from finesight.explain.contributions import FeatureParts, Similarity, decompose, similarity
 from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Box
-from finesight.nn.pooling_config import POOLINGS
+from finesight.nn.poolings import find_pooling, offered_poolings
 from reference import contributions as loops
 
 K = 5
+POOLINGS = list(offered_poolings())
 MASKED = [name for name in POOLINGS if name != "bilinear"]
 
 
-def seen(seed: int, *, negative: bool = False, shape: tuple[int, int, int] = (6, 3, 4)) -> Seen:
+def seen(seed: int, *, negative: bool = False, shape: tuple[int, int, int] = (6, 3, 4)) -> FeatureParts:
     random = np.random.default_rng(seed)
     phi = random.normal(size=shape) if negative else random.random(shape) + 0.01
     responses = random.normal(size=(K, *shape[1:]))
-    return Seen(phi, random.random(shape[1:]), responses, responses.argmax(0))
+    return FeatureParts(phi, random.random(shape[1:]), responses, responses.argmax(0))
 
 
 @pytest.fixture
@@ -38,7 +39,7 @@ def two(birds: Path) -> tuple[Path, Path]:
 def test_every_cell_and_projection_as_loops_have_them(by: str) -> None:
     query, hit = seen(0), seen(1, shape=(6, 2, 5))
     power = 3.0 if by.endswith("gem") else 1.0
-    found = decompose(query, hit, by)
+    found = decompose(query, hit, find_pooling(by))
     own, other = (loops.feature(one.phi, one.weights, power) for one in (query, hit))
     assert found.score == pytest.approx(loops.cosine(own, other), rel=1e-10)
     np.testing.assert_allclose(found.query_map, loops.cell_map(query.phi, query.weights, power, other), rtol=1e-10)
@@ -56,8 +57,8 @@ def test_every_cell_and_projection_as_loops_have_them(by: str) -> None:
 
 
 def test_bilinear_blocks_as_loops_have_them() -> None:
-    query, hit = (Seen(one.phi, np.ones((3, 4)), one.responses, one.winners) for one in (seen(0), seen(1)))
-    found = decompose(query, hit, "bilinear")
+    query, hit = (FeatureParts(one.phi, np.ones((3, 4)), one.responses, one.winners) for one in (seen(0), seen(1)))
+    found = decompose(query, hit, find_pooling("bilinear"))
     assert len(found.projections) == K
     for part in found.projections:
         wanted = loops.bilinear_share(part.k, query.phi, query.responses, hit.phi, hit.responses)
@@ -78,7 +79,7 @@ def sums_to_its_score(found: Similarity) -> bool:
 @pytest.mark.parametrize("by", POOLINGS)
 @pytest.mark.parametrize("negative", [False, True])
 def test_cells_and_projections_sum_to_the_score(by: str, negative: bool) -> None:
-    found = decompose(seen(2, negative=negative), seen(3, negative=negative), by)
+    found = decompose(seen(2, negative=negative), seen(3, negative=negative), find_pooling(by))
     assert sums_to_its_score(found)
     shares = [part.share for part in found.projections]
     assert shares == sorted(shares, reverse=True)
@@ -89,7 +90,7 @@ def test_cells_and_projections_sum_to_the_score(by: str, negative: bool) -> None
 
 @pytest.mark.parametrize("by", MASKED)
 def test_the_two_sides_can_be_swapped(by: str) -> None:
-    there, back = decompose(seen(4), seen(5), by), decompose(seen(5), seen(4), by)
+    there, back = (decompose(*two, find_pooling(by)) for two in ((seen(4), seen(5)), (seen(5), seen(4))))
     assert there.score == pytest.approx(back.score, rel=1e-12)
     np.testing.assert_allclose(there.query_map, back.hit_map, rtol=1e-12)
     assert {part.k: part.share for part in there.projections} == pytest.approx(
@@ -98,18 +99,18 @@ def test_the_two_sides_can_be_swapped(by: str) -> None:
 
 
 def test_an_image_is_like_itself() -> None:
-    found = decompose(seen(6), seen(6), "rationale-gem")
+    found = decompose(seen(6), seen(6), find_pooling("rationale-gem"))
     assert found.score == pytest.approx(1)
     np.testing.assert_allclose(found.query_map, found.hit_map)
 
 
 def test_an_empty_mask_and_an_image_without_activation() -> None:
-    one = seen(7)
-    empty = Seen(one.phi, np.zeros((3, 4)), one.responses, one.winners)
-    plain = Seen(one.phi, np.ones((3, 4)), one.responses, one.winners)
-    assert decompose(empty, seen(8), "rationale").score == decompose(plain, seen(8), "rationale").score
-    nothing = Seen(np.zeros((6, 3, 4)), np.ones((3, 4)))
-    found = decompose(nothing, seen(8), "average")
+    one, mask = seen(7), find_pooling("rationale")
+    empty = FeatureParts(one.phi, np.zeros((3, 4)), one.responses, one.winners)
+    plain = FeatureParts(one.phi, np.ones((3, 4)), one.responses, one.winners)
+    assert decompose(empty, seen(8), mask).score == decompose(plain, seen(8), mask).score
+    nothing = FeatureParts(np.zeros((6, 3, 4)), np.ones((3, 4)))
+    found = decompose(nothing, seen(8), find_pooling("average"))
     assert found.score == 0
     assert not found.query_map.any()
     assert found.projections == []
@@ -151,12 +152,12 @@ def test_projections_that_are_not_kept_win_nothing(encoder: Encoder, two: tuple[
 
 
 def test_an_encoder_without_a_rationale_has_cells_but_no_projections(encoder: Encoder, two: tuple[Path, Path]) -> None:
-    found = similarity(encoder.pooled("energy"), *two)
+    found = similarity(encoder.with_pooling("energy"), *two)
     assert found.by == "energy"
     assert found.projections == []
     assert sums_to_its_score(found)
     with pytest.raises(FineSightError, match="needs a trained rationale"):
-        similarity(encoder.pooled("energy"), *two, "rationale")
+        similarity(encoder.with_pooling("energy"), *two, "rationale")
 
 
 def test_wrong_input_is_said(encoder: Encoder, two: tuple[Path, Path], tmp_path: Path) -> None:

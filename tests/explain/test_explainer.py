@@ -74,7 +74,7 @@ def test_a_map_that_is_not_there_is_said(lcr: Path, files: list[Path], of: str |
 
 
 def test_without_a_rationale_and_without_a_run(lcr: Path, files: list[Path], tmp_path: Path) -> None:
-    explainer = Explainer(Encoder.load(lcr).pooled("average"))
+    explainer = Explainer(Encoder.load(lcr).with_pooling("average"))
     assert "not given the run" in explainer.no_gradcam
     found = explainer(files[0])
     np.testing.assert_array_equal(found.mask, found.energy)

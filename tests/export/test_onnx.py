@@ -20,13 +20,12 @@ import finesight
 from finesight.api import frozen
 from finesight.cli.export import export
 from finesight.errors import FineSightError
-from finesight.export.onnx import Exported, export_onnx, traced, write_checked
+from finesight.export.onnx import Exported, export_onnx, trace, write_checked
 from finesight.export.verify import check, cosine
-from finesight.features.embedder import fingerprint
 from finesight.features.encoder import Encoder
-from finesight.features.onnx_names import AXES
+from finesight.features.encoder_folder import fingerprint
+from finesight.features.onnx_runtime import AXES, VECTOR_AXES
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling_config import PoolingName
 from finesight.rationale.config import ReadingName
 from networks import small_encoder
 
@@ -85,7 +84,7 @@ def test_the_region_may_be_left_out_or_shared_by_the_batch(encoder: Encoder, pla
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("pooling", "reading"), [("energy-gem", None), ("bilinear", "released"), ("average", "paper")])
-def test_other_poolings_and_readings(tmp_path: Path, pooling: PoolingName, reading: ReadingName | None) -> None:
+def test_other_poolings_and_readings(tmp_path: Path, pooling: str, reading: ReadingName | None) -> None:
     small_encoder(pooling, reading).save(tmp_path / "encoder")
     report = export_onnx(tmp_path, tmp_path / "model.onnx", progress=False)
     assert {one.output for one in report.differences} >= {"feature", "average", "attention"}
@@ -108,7 +107,7 @@ def test_the_file_says_what_it_is(exported: Exported, encoder: Encoder, lcr: Pat
     assert model.opset_import[0].version >= 17
     for value in [*model.graph.input, *model.graph.output]:
         names = [dim.dim_param for dim in value.type.tensor_type.shape.dim]
-        assert names == list(AXES[value.name])
+        assert names == list(AXES.get(value.name, VECTOR_AXES))
 
 
 def test_where_someone_keeps_weights_is_not_told(tmp_path: Path) -> None:
@@ -193,7 +192,7 @@ def test_responses_need_a_rationale(tmp_path: Path) -> None:
 def test_padding_by_size_is_refused_at_once() -> None:
     encoder = frozen(BackboneConfig(name="tf_mobilenetv3_small_minimal_100", weights="random"), 32)
     with pytest.raises(FineSightError, match="pads as TensorFlow does"):
-        traced(encoder)
+        trace(encoder)
 
 
 @pytest.mark.parametrize("package", ["onnx", "onnxscript", "onnxruntime"])

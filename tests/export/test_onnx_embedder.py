@@ -17,11 +17,12 @@ import pytest
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.export.onnx import Exported, describe
-from finesight.features.embedder import TorchEmbedder, spaces_of
+from finesight.features.embedder import TorchEmbedder
 from finesight.features.onnx_embedder import OnnxEmbedder
-from finesight.features.onnx_names import output_names, output_of
+from finesight.features.onnx_runtime import output_names, output_of
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Box
+from finesight.nn.poolings import POOLINGS, Pooling
 from finesight.search.base import Index
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
@@ -162,8 +163,8 @@ def test_a_missing_runtime_is_named(exported: Exported, monkeypatch: pytest.Monk
         OnnxEmbedder(exported.file)
 
 
-@pytest.mark.parametrize("pooling", ["average", "gem", "rationale-gem", "bilinear"])
-def test_every_space_of_an_index_has_an_output(pooling: str) -> None:
-    outputs = [output_of(space, pooling) for space in spaces_of(pooling)]
+@pytest.mark.parametrize("pooling", POOLINGS.values(), ids=POOLINGS)
+def test_every_space_of_an_index_has_an_output(pooling: Pooling) -> None:
+    outputs = [output_of(space, pooling) for space in pooling.spaces]
     assert len(set(outputs)) == len(outputs)
     assert set(outputs) <= set(output_names(pooling))

@@ -12,7 +12,7 @@ import pytest
 
 from finesight.errors import FineSightError
 from finesight.export.onnx import Exported
-from finesight.export.quantize import Quantized, before_phi, compared, quantize, readable
+from finesight.export.quantize import Quantized, before_phi, compare_outputs, open_calibration, quantize
 
 
 @pytest.fixture(scope="module")
@@ -62,7 +62,7 @@ def test_what_is_compared_against_loops() -> None:
     rng = np.random.default_rng(0)
     whole = [rng.normal(size=(23, 6)), rng.normal(size=(23, 5)), rng.random((23, 3, 3))]
     small = [part + 0.3 * rng.normal(size=part.shape) for part in whole]
-    found = compared([part.astype(np.float32) for part in whole], [part.astype(np.float32) for part in small])
+    found = compare_outputs([part.astype(np.float32) for part in whole], [part.astype(np.float32) for part in small])
 
     def cosine(a: np.ndarray, b: np.ndarray) -> float:
         return float(a @ b / np.sqrt(a @ a) / np.sqrt(b @ b))
@@ -76,8 +76,8 @@ def test_what_is_compared_against_loops() -> None:
     assert found["feature_cosine_min"] == pytest.approx(min(cosines), abs=1e-5)
     assert found["feature_cosine_median"] == pytest.approx(sorted(cosines)[11], abs=1e-5)
     assert found["nearest_kept"] == pytest.approx(sum(a[0] == b[0] for a, b in near) / 23)
-    assert found["neighbours"] == 10
-    assert found["neighbours_kept"] == pytest.approx(sum(len({*a[:10]} & {*b[:10]}) for a, b in near) / 230)
+    assert found["neighbors"] == 10
+    assert found["neighbors_kept"] == pytest.approx(sum(len({*a[:10]} & {*b[:10]}) for a, b in near) / 230)
     assert found["attention_error"] == pytest.approx(abs(whole[2] - small[2]).sum() / 207, abs=1e-6)
 
 
@@ -89,5 +89,5 @@ def test_too_few_pictures(exported: Exported, unlabeled: Path, tmp_path: Path) -
         quantize(exported.file, out, tmp_path, progress=False)
     (tmp_path / "broken.png").unlink()
     with pytest.raises(FineSightError, match="at least 4 pictures"):
-        readable(tmp_path)
+        open_calibration(tmp_path)
     assert not out.exists()

@@ -13,11 +13,12 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finesight.errors import FineSightError
-from finesight.features.embedder import TorchEmbedder, fingerprint, spaces_of, unit
+from finesight.features.embedder import TorchEmbedder, unit
 from finesight.features.encoder import Encoder
+from finesight.features.encoder_folder import fingerprint
 from finesight.features.preprocess import WHOLE, picture_view
-from finesight.nn.pooling import narrowed
-from finesight.nn.pooling_config import POOLINGS
+from finesight.nn.pooling import narrow_mask
+from finesight.nn.poolings import find_pooling, offered_poolings
 from finesight.search.open_embedder import open_embedder
 from indexes import empty_index, small_encoder
 from reference.nearest import cover
@@ -68,16 +69,16 @@ def test_masks_that_depend_on_their_batch_do_not(tmp_path: Path, files: list[Pat
 
 
 def test_which_features_an_index_keeps() -> None:
-    assert spaces_of("rationale-gem") == ("rationale-gem", "average")
-    assert spaces_of("average") == ("average",)
-    assert spaces_of("bilinear") == ("rationale", "average")
+    assert find_pooling("rationale-gem").spaces == ("rationale-gem", "average")
+    assert find_pooling("average").spaces == ("average",)
+    assert find_pooling("bilinear").spaces == ("rationale", "average")
     assert unit(np.zeros((2, 3), np.float32)).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
 # --- regions ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("pooling", POOLINGS)
+@pytest.mark.parametrize("pooling", offered_poolings())
 def test_a_region_weighs_each_cell_by_its_share(engine: TorchEmbedder, files: list[Path], pooling: str) -> None:
     encoder = engine.encoder
     views = encoder.prepare(files)
@@ -106,8 +107,8 @@ def test_a_mask_that_sees_nothing_in_the_region() -> None:
     """Then all of the region counts alike, not all of the picture."""
     mask, region = torch.zeros(2, 2, 2), torch.tensor([[[1.0, 0.5], [0, 0]]] * 2)
     mask[1, 0, 1] = 1
-    assert narrowed(mask, region).tolist() == [[[1, 0.5], [0, 0]], [[0, 0.5], [0, 0]]]
-    assert torch.equal(narrowed(None, region), region)
+    assert narrow_mask(mask, region).tolist() == [[[1, 0.5], [0, 0]], [[0, 0.5], [0, 0]]]
+    assert torch.equal(narrow_mask(None, region), region)
 
 
 def test_regions_of_a_batch_are_each_its_own(engine: TorchEmbedder, files: list[Path]) -> None:
@@ -159,7 +160,7 @@ def test_another_encoder_is_refused(run: Path, tmp_path: Path) -> None:
 def test_search_needs_no_torch() -> None:
     from test_imports import modules_after
 
-    modules = ("base", "view", "engine", "faiss_index", "open", "searcher", "build", "api", "files")
+    modules = ("base", "faiss_index", "engines", "open_embedder", "searcher", "build", "functions")
     loaded = modules_after(f"import {', '.join(f'finesight.search.{name}' for name in modules)}")
     assert "finesight.search.faiss_index" in loaded
     assert "torch" not in loaded

@@ -25,11 +25,13 @@ from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling import attention_mask, energy_map
-from finesight.nn.pooling_config import ORACLES, POOLINGS
+from finesight.nn.poolings import offered_poolings
 from finesight.training.config import RuntimeConfig
 from processes import TINY, Command, command, refused, rows
 from reference.boxes import share
 from reference.pooling import pooled
+
+POOLINGS, ORACLES = tuple(offered_poolings()), ("box", "box-gem")
 
 
 @pytest.fixture(scope="module")
@@ -230,10 +232,10 @@ def test_objects_change_no_other_feature_and_no_neighbor(
 def test_the_mask_of_each_pooling_is_kept(encoder: Encoder, files: list[Path]) -> None:
     views = encoder.prepare(files)
     masks = encoder.encode(views, POOLINGS).masks
-    assert torch.equal(masks["energy"], encoder.pooled("energy").attend(views))
-    assert torch.equal(masks["rationale"], encoder.pooled("rationale").attend(views))
+    assert torch.equal(masks["energy"], encoder.with_pooling("energy").attend(views))
+    assert torch.equal(masks["rationale"], encoder.with_pooling("rationale").attend(views))
     assert not torch.allclose(masks["energy"], masks["rationale"])
-    assert encoder.pooled("gem").encode(views, ("gem",)).masks.keys() == {"energy"}
+    assert encoder.with_pooling("gem").encode(views, ("gem",)).masks.keys() == {"energy"}
 
 
 def test_an_oracle_must_be_told(encoder: Encoder, files: list[Path], objects: torch.Tensor) -> None:

@@ -17,7 +17,7 @@ from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.features import extract as module
 from finesight.features import wide as wide_rows
-from finesight.features.encoder import Encoded, Encoder
+from finesight.features.encoder import Encoder, EncoderOutput
 from finesight.features.extract import extract, object_masks
 from finesight.features.wide import WIDE, WideRows, joined, row_lengths
 from finesight.nn.backbone_config import BackboneConfig
@@ -46,7 +46,7 @@ def test_pieces_do_not_matter(
     assert np.array_equal(found.attention, encoder.attend([cache.source.file(int(i)) for i in order]).numpy())
     assert found.attention.shape == (13, 4, 4)
     assert np.array_equal(found.masks["rationale"], found.attention)
-    alone = extract(encoder.pooled("energy"), cache, order, ("energy",), progress=False)
+    alone = extract(encoder.with_pooling("energy"), cache, order, ("energy",), progress=False)
     assert np.array_equal(found.masks["energy"], alone.masks["energy"])
     assert np.array_equal(found.only("average").attention, alone.attention)
     assert found.only("average").features.keys() == {"average"}
@@ -63,7 +63,7 @@ def test_an_oracle_sees_the_object_of_its_own_image(
     masks = [mask for mask in object_masks(cache, order, 32) if mask is not None]
     cells = np.stack(masks).reshape(8, 4, 8, 4, 8).mean(axis=(2, 4))  # (N, 32, 32) -> (N, 4, 4)
     np.testing.assert_allclose(found.masks["box"], cells, atol=1e-6)
-    views = encoder.view(*cache.batch(order))
+    views = encoder.cached_views(cache, order)
     with torch.no_grad():
         phi = encoder.backbone(views).double().numpy()
     expected = np.einsum("nchw,nhw->nc", phi, cells) / cells.sum((1, 2))[:, None]
@@ -106,7 +106,7 @@ def test_the_mask_lies_on_the_view(tmp_path: Path) -> None:
     cache = open_cache(source, 37, progress=False)
     encoder = frozen(BackboneConfig(name="test_resnet", weights="random"), 32)
     everything = np.arange(len(cache))
-    views = encoder.view(*cache.batch(everything))[:, 0].numpy()
+    views = encoder.cached_views(cache, everything)[:, 0].numpy()
     for view, mask in zip(views, object_masks(cache, everything, 32), strict=True):
         assert mask is not None
         bright = view > (view.min() + view.max()) / 2
@@ -135,9 +135,9 @@ def test_wide_features_are_extracted_into_16_bits(
     widen = torch.randn(encoder.channels, 20_000, generator=torch.Generator().manual_seed(0))
     plain = encoder.encode
 
-    def encode(views: torch.Tensor, poolings: tuple[str, ...], objects: torch.Tensor | None = None) -> Encoded:
+    def encode(views: torch.Tensor, poolings: tuple[str, ...], objects: torch.Tensor | None = None) -> EncoderOutput:
         encoded = plain(views, ("average",), objects)
-        return Encoded(encoded.features | {"gem": encoded.features["average"] @ widen}, encoded.masks)
+        return EncoderOutput(encoded.features | {"gem": encoded.features["average"] @ widen}, encoded.masks)
 
     monkeypatch.setattr(encoder, "encode", encode)
     monkeypatch.setattr(module, "BATCH", 5)
@@ -154,7 +154,7 @@ def test_wide_features_are_extracted_into_16_bits(
 
 def test_just_wide_enough(encoder: Encoder, cache: DecodedCache, monkeypatch: pytest.MonkeyPatch) -> None:
     for width, kind in ((WIDE, np.ndarray), (WIDE + 1, WideRows)):
-        fake = lambda views, *_, width=width: Encoded(  # noqa: E731
+        fake = lambda views, *_, width=width: EncoderOutput(  # noqa: E731
             {"average": torch.ones(len(views), width)}, {"energy": torch.ones(len(views), 4, 4)}
         )
         monkeypatch.setattr(encoder, "encode", fake)

@@ -14,7 +14,14 @@ from PIL import Image
 from finesight.data.color import normalize
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.encoder import Encoder
-from finesight.features.preprocess import WHOLE, center_box, checked_box, parsed_box, picture_view, region_share
+from finesight.features.preprocess import (
+    WHOLE,
+    center_box,
+    check_box,
+    parse_box,
+    picture_view,
+    region_share,
+)
 from finesight.features.types import Box
 from indexes import small_encoder
 from reference.nearest import cover
@@ -149,18 +156,18 @@ def test_the_share_of_each_pixel(picture: Callable[..., Path]) -> None:
 )
 def test_boxes_that_are_none(box: Box) -> None:
     with pytest.raises(FineSightError, match="x,y,width,height"):
-        checked_box(box)
+        check_box(box)
 
 
 @pytest.mark.parametrize("text", ["", "1,2,3", "a,b,c,d", "0.1;0.1;0.2;0.2", "0.1,0.1,0.2,0.2,0.3", "inf,0,1,1"])
 def test_texts_that_are_no_box(text: str) -> None:
     with pytest.raises(FineSightError, match="x,y,width,height"):
-        parsed_box(text)
+        parse_box(text)
 
 
 def test_a_typed_box() -> None:
-    assert parsed_box("0.25,0.1,0.5,0.4") == (0.25, 0.1, 0.5, 0.4)
-    assert parsed_box(" 0, 0, 1, 1 ") == WHOLE
+    assert parse_box("0.25,0.1,0.5,0.4") == (0.25, 0.1, 0.5, 0.4)
+    assert parse_box(" 0, 0, 1, 1 ") == WHOLE
 
 
 def test_what_is_no_picture(tmp_path: Path) -> None:

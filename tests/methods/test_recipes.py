@@ -1,14 +1,13 @@
 """The named systems: each one a whole configuration, with or without the rationale, beside the paper's row."""
 
-from typing import Any, get_args
+from typing import Any
 
 import pytest
 import yaml
 
 from finesight.errors import FineSightError
 from finesight.methods.base import METHODS, OBJECTIVES, find_method
-from finesight.nn.pooling import uses_rationale
-from finesight.nn.pooling_config import PoolingName
+from finesight.nn.poolings import find_pooling
 from finesight.paper.published import TABLE_1, TABLE_3, paper_results
 from finesight.training.config import build_config, flat
 
@@ -37,8 +36,8 @@ def test_every_recipe_is_a_whole_configuration(name: str) -> None:
     assert find_method(name) is METHODS[name]
     assert METHODS[name].about
     assert (config.rationale is not None) == METHODS[name].rationale
-    assert config.pooling in get_args(PoolingName)
-    assert METHODS[name].rationale or not uses_rationale(config.pooling)
+    assert find_pooling(config.pooling).offered
+    assert METHODS[name].rationale or not find_pooling(config.pooling).needs_branch
     assert config.pooling == POOLING.get(name, "average")
     assert config.train_pooling == {"bilinear": "bilinear", "rationale": "rationale"}.get(config.pooling, "average")
 

@@ -1,5 +1,7 @@
+"""Every pooling against its loops, and the masks that they weigh cells by."""
+
 from itertools import product
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
@@ -8,17 +10,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from finesight.nn.pooling import (
-    attention_mask,
-    bilinear,
-    energy_map,
-    mask_kind,
-    object_share,
-    pool,
-    pool_by_name,
-    uses_rationale,
-)
-from finesight.nn.pooling_config import ORACLES, POOLINGS, PoolingName
+from finesight.errors import FineSightError
+from finesight.nn.pooling import attention_mask, bilinear, energy_map, narrow_mask, object_share, pool
+from finesight.nn.poolings import POOLINGS, BranchPooling, Pooling, find_pooling, offered_poolings, register_pooling
 from reference.boxes import share as share_reference
 from reference.gradcam import differences
 from reference.pooling import bilinear as bilinear_reference
@@ -96,17 +90,6 @@ def test_one_constant_map_among_others_is_averaged_alone() -> None:
     np.testing.assert_allclose(pool(phi, mask).numpy(), expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 3, 5), (2, 3, 1, 1)])
-def test_pooling_against_loops(shape: tuple[int, ...]) -> None:
-    phi, mask = random(*shape).abs() + 0.01, random(shape[0], *shape[2:], seed=1).abs()
-    plain = np.ones(mask.shape)
-    for weights, given_mask in ((plain, None), (mask.numpy(), mask)):
-        expected = pooled_reference(phi.numpy(), weights)
-        np.testing.assert_allclose(pool(phi, given_mask).numpy(), expected, rtol=1e-12)
-        expected = pooled_reference(phi.numpy(), weights, power=3.0)
-        np.testing.assert_allclose(pool(phi, given_mask, gem=True).numpy(), expected, rtol=1e-12)
-
-
 def test_gem_lies_between_mean_and_maximum_and_takes_blank_and_negative_maps() -> None:
     phi = random(2, 5, 4, 4).abs()
     gem = pool(phi, gem=True)
@@ -130,32 +113,84 @@ def test_energy_is_the_sum_over_channels() -> None:
     np.testing.assert_allclose(energy_map(phi).numpy(), np.sum(phi.numpy(), axis=1))
 
 
-def test_poolings_by_name() -> None:
-    phi = random(2, 5, 3, 4).abs()
-    masks = {kind: random(2, 3, 4, seed=seed).abs() for seed, kind in enumerate(("energy", "rationale", "box"), 1)}
-    assert get_args(PoolingName) == POOLINGS
-    assert not set(POOLINGS) & set(ORACLES)
-    for name in (*POOLINGS, *ORACLES):
-        if name == "bilinear":
-            continue
-        kind = None if name in ("average", "gem") else name.removesuffix("-gem")
-        weights = np.ones((2, 3, 4)) if kind is None else masks[kind].numpy()
-        expected = pooled_reference(phi.numpy(), weights, power=3.0 if name.endswith("gem") else 1.0)
-        np.testing.assert_allclose(pool_by_name(name, phi, masks).numpy(), expected, rtol=1e-10)
-        assert mask_kind(name) == kind
-        assert uses_rationale(name) == (kind == "rationale")
-        needed = {} if kind is None else {kind: masks[kind]}
-        assert torch.equal(pool_by_name(name, phi, needed), pool_by_name(name, phi, masks))
+# --- every registered pooling -----------------------------------------------------------------------------------------
+
+EVERY = [*POOLINGS.values(), BranchPooling("8"), BranchPooling("fresh", gem=True)]
+SHAPES = {"rectangle": (3, 4, 3, 5), "one cell": (2, 3, 1, 1), "one channel": (1, 1, 4, 2)}
 
 
-@pytest.mark.parametrize("shape", [(3, 4, 3, 5), (2, 3, 1, 1), (1, 1, 4, 2)])
-@pytest.mark.parametrize("maps", [1, 6])
-def test_bilinear_pooling_against_loops(shape: tuple[int, ...], maps: int) -> None:
-    phi, responses = random(*shape), random(shape[0], maps, *shape[2:], seed=1)
-    found = bilinear(phi, responses)
-    assert found.shape == (shape[0], maps * shape[1])
-    np.testing.assert_allclose(found.numpy(), bilinear_reference(phi.numpy(), responses.numpy()), rtol=0, atol=1e-12)
-    assert torch.equal(pool_by_name("bilinear", phi, {}, responses), found)
+def expected(pooling: Pooling, phi: torch.Tensor, mask: torch.Tensor, region: torch.Tensor | None) -> np.ndarray:
+    """What loops give, for a mask that is the same for all kinds; its responses are mask and 1 - mask."""
+    weights = torch.ones_like(mask) if pooling.mask is None else mask
+    cover = torch.ones_like(mask) if region is None else region
+    if pooling.per_projection:
+        responses = torch.stack([mask, 1 - mask], 1) * cover[:, None]
+        return bilinear_reference(phi.numpy(), responses.numpy())
+    inside = weights * cover
+    inside = torch.where(inside.sum((1, 2), keepdim=True) > 0, inside, cover)  # a mask that says nothing
+    return pooled_reference(phi.numpy(), inside.numpy(), power=3.0 if pooling.gem else 1.0)
+
+
+@pytest.mark.parametrize("region", [False, True], ids=["whole", "region"])
+@pytest.mark.parametrize("mask", ["any", "zero", "constant"])
+@pytest.mark.parametrize("shape", SHAPES.values(), ids=SHAPES)
+@pytest.mark.parametrize("pooling", EVERY, ids=lambda pooling: pooling.name)
+def test_a_pooling_is_what_loops_give(pooling: Pooling, shape: tuple[int, ...], mask: str, region: bool) -> None:
+    phi, (n, channels, *grid) = random(*shape).abs() + 0.01, shape
+    fill = {"any": random(n, *grid, seed=1).abs(), "zero": torch.zeros(n, *grid), "constant": torch.ones(n, *grid) / 3}
+    weights = fill[mask].double()
+    part = random(n, *grid, seed=2).abs().clamp(max=1) if region else None
+    masks = {} if pooling.mask is None else {pooling.mask: weights}
+    responses = torch.stack([weights, 1 - weights], 1) if pooling.per_projection else None
+    found = pooling(phi, masks, responses, part)
+    assert found.shape == (n, pooling.width(channels, 2))
+    np.testing.assert_allclose(found.numpy(), expected(pooling, phi, weights, part), rtol=1e-10, atol=1e-12)
+
+
+@pytest.mark.parametrize("pooling", EVERY, ids=lambda pooling: pooling.name)
+def test_a_pooling_describes_itself(pooling: Pooling) -> None:
+    again = find_pooling(pooling.name)
+    assert (type(again), vars(again)) == (type(pooling), vars(pooling))
+    assert pooling.words
+    assert pooling.needs_branch == pooling.shown_mask.startswith("rationale")
+    assert pooling.needs_objects == (pooling.mask == "box")
+    assert pooling.spaces[-1] == "average"
+    assert find_pooling(pooling.indexed).width(8, 4) == 8, "an index keeps no wide features"
+    assert not (pooling.offered and pooling.needs_objects), "no user's folder has what an oracle needs"
+
+
+def test_which_are_offered_and_kept() -> None:
+    names = ["average", "gem", "energy", "energy-gem", "rationale", "rationale-gem", "bilinear"]
+    assert list(offered_poolings()) == names
+    assert [name for name, pooling in POOLINGS.items() if pooling.trainable] == ["average", "rationale", "bilinear"]
+    spaces = {name: find_pooling(name).spaces for name in ("average", "bilinear", "rationale-gem")}
+    assert spaces == {
+        "average": ("average",),
+        "bilinear": ("rationale", "average"),
+        "rationale-gem": ("rationale-gem", "average"),
+    }
+
+
+@pytest.mark.parametrize("name", ["", "gem-average", "rationale:", "boxes"])
+def test_an_unknown_pooling(name: str) -> None:
+    with pytest.raises(FineSightError, match=f"no pooling '{name}'"):
+        find_pooling(name)
+
+
+def test_two_poolings_of_one_name() -> None:
+    with pytest.raises(FineSightError, match="Two poolings are called 'gem'"):
+        register_pooling(type("Other", (Pooling,), {"name": "gem"}))
+
+
+def test_a_mask_that_sees_nothing_in_the_region() -> None:
+    """Then all of the region counts alike, not all of the picture."""
+    mask, region = torch.zeros(2, 2, 2), torch.tensor([[[1.0, 0.5], [0, 0]]] * 2)
+    mask[1, 0, 1] = 1
+    assert narrow_mask(mask, region).tolist() == [[[1, 0.5], [0, 0]], [[0, 0.5], [0, 0]]]
+    assert torch.equal(narrow_mask(None, region), region)
+
+
+# --- bilinear ---------------------------------------------------------------------------------------------------------
 
 
 def test_bilinear_gradients_against_finite_differences() -> None:
@@ -170,16 +205,6 @@ def test_bilinear_gradients_against_finite_differences() -> None:
     x, a = phi.detach().numpy(), responses.detach().numpy()
     np.testing.assert_allclose(phi.grad.numpy(), differences(lambda v: score(v, a), x), rtol=0, atol=1e-9)
     np.testing.assert_allclose(responses.grad.numpy(), differences(lambda v: score(x, v), a), rtol=0, atol=1e-9)
-
-
-def test_a_uniform_response_averages_and_the_rationale_sums_up_bilinear_pooling() -> None:
-    phi = random(2, 5, 3, 4)
-    both = torch.stack([torch.ones(2, 3, 4), torch.zeros(2, 3, 4)], dim=1).double()
-    found = bilinear(phi, both)
-    torch.testing.assert_close(found[:, :5], phi.mean((2, 3)), rtol=1e-12, atol=1e-15)
-    assert not found[:, 5:].any()
-    assert mask_kind("bilinear") == "rationale"
-    assert uses_rationale("bilinear")
 
 
 class Largest(TorchDispatchMode):

@@ -4,8 +4,7 @@ import pytest
 
 from finesight.errors import FineSightError
 from finesight.methods.base import METHODS
-from finesight.nn.pooling import mask_kind, uses_rationale
-from finesight.nn.pooling_config import ORACLES, POOLINGS
+from finesight.nn.poolings import find_pooling
 from finesight.paper.published import paper_row
 from finesight.paper.systems import (
     NETWORKS,
@@ -26,13 +25,11 @@ def test_a_row_is_made_of_what_there_is(name: str, system: System) -> None:
     made = NETWORKS[system.network]
     assert name.startswith(system.network)
     assert made.method is None or made.method in METHODS
-    kind = mask_kind(system.pooling)
-    if kind is not None and ":" in kind:
-        branch = kind.removeprefix("rationale:")
+    pooling = find_pooling(system.pooling)
+    if pooling.mask is not None and ":" in pooling.mask:
+        branch = pooling.mask.removeprefix("rationale:")
         assert branch == UNTRAINED or int(branch) in PROJECTIONS
-    else:
-        assert system.pooling in (*POOLINGS, *ORACLES)
-    if uses_rationale(system.pooling):
+    if pooling.needs_branch:
         assert made.method == "lcr"
 
 

@@ -17,7 +17,7 @@ from finesight.nn.pooling import Pool
 from finesight.rationale.branch import FittingBranch
 from finesight.rationale.config import READINGS, RationaleConfig
 from finesight.rationale.gradcam import pooled_gradcam
-from finesight.rationale.interaction import BilinearPool, MaskedPool, branch_pool
+from finesight.rationale.interaction import BranchPool, branch_pool
 from finesight.training.module import TrainingModule
 from finesight.training.save_encoder import encoder_of
 from reference.gradcam import average
@@ -60,7 +60,7 @@ def test_masked_pool_is_equations_8_and_9(power: float, divisor: str, over: str,
     attention = branch_reference(phi.numpy(), filters(branch), unit=input_norm == "l2")
     assert attention.max() > 0
     mask = mask_reference(attention, over=over, divisor=divisor) ** power
-    pool = MaskedPool(CHANNELS, branch, config)
+    pool = branch_pool("rationale", CHANNELS, branch, config)
     np.testing.assert_allclose(pool(phi).detach().numpy(), pooled_reference(phi.numpy(), mask), rtol=1e-10)
     assert (pool.width, pool.uniform) == (CHANNELS, False)
     assert not np.allclose(pool(phi).detach().numpy(), average(phi.numpy()))
@@ -72,7 +72,7 @@ def test_a_literal_mask_that_is_all_negative_averages() -> None:
         branch.filters.weight.copy_(-branch.filters.weight.abs())
     phi = maps() + 0.1
     assert (branch(phi) < 0).all()
-    found = MaskedPool(CHANNELS, branch, config)(phi).detach().numpy()
+    found = branch_pool("rationale", CHANNELS, branch, config)(phi).detach().numpy()
     np.testing.assert_allclose(found, average(phi.numpy()), rtol=1e-12)
 
 
@@ -81,7 +81,7 @@ def test_bilinear_pool_is_that_of_the_responses(norm: str) -> None:
     branch, config = made(branch_norm=norm)
     phi = maps()
     pool = branch_pool("bilinear", CHANNELS, branch, config).eval()
-    assert isinstance(pool, BilinearPool)
+    assert isinstance(pool, BranchPool)
     expected = bilinear_reference(phi.numpy(), branch.responses(phi).detach().numpy())
     np.testing.assert_allclose(pool(phi).detach().numpy(), expected, rtol=1e-10, atol=1e-15)
     assert (pool.width, pool.uniform) == (4 * CHANNELS, False)
@@ -89,7 +89,7 @@ def test_bilinear_pool_is_that_of_the_responses(norm: str) -> None:
 
 def test_poolings_by_name() -> None:
     branch, config = made()
-    assert isinstance(branch_pool("rationale", CHANNELS, branch, config), MaskedPool)
+    assert isinstance(branch_pool("rationale", CHANNELS, branch, config), BranchPool)
     plain = branch_pool("average", CHANNELS, branch, config)
     assert type(plain) is Pool
     assert plain.uniform
@@ -118,7 +118,7 @@ METHODS = ("lcr-dual-pooling", "moco-bilinear", "sam-ssl-bilinear")
 def test_head_pool_and_rationale_have_one_branch_and_it_has_one_step(method: str) -> None:
     module = small_module(method)
     assert module.rationale is not None
-    assert isinstance(module.objective.pool, BilinearPool | MaskedPool)
+    assert isinstance(module.objective.pool, BranchPool)
     assert module.objective.pool.branch is module.rationale.branch
     trained = [p for group in module.optimizer.param_groups for p in group["params"]]
     assert len(trained) == len({id(p) for p in trained})

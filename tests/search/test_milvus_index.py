@@ -16,7 +16,8 @@ import numpy as np
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.features.embedder import TorchEmbedder, fingerprint
+from finesight.features.embedder import TorchEmbedder
+from finesight.features.encoder_folder import fingerprint
 from finesight.search.base import Index, NewItems
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import create_index, index_exists, open_index

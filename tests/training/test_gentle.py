@@ -145,10 +145,10 @@ def test_a_studied_branch_learns_as_it_would_alone() -> None:
 def test_other_branches_pool_in_the_same_pass(birds: Path, tmp_path: Path) -> None:
     run = finished(birds, tmp_path / "run", **{"rationale.study": (2,)})
     encoder = Encoder.load(run.root)
-    more = encoder.beside({"2": studied_branches(run)[2], "fresh": encoder.fresh_branch(3)})
+    more = encoder.with_branches({"2": studied_branches(run)[2], "fresh": encoder.fresh_branch(3)})
     source = open_source(birds).split("test")
     cache = open_cache(source, 37, progress=False)
-    views = more.view(*cache.batch(np.arange(4)))
+    views = more.cached_views(cache, np.arange(4))
     names = ("rationale", "rationale:2", "rationale:2-gem", "rationale:fresh-gem")
     encoded = more.encode(views, names)
     swapped = Encoder(encoder.config, encoder.backbone, studied_branches(run)[2])
@@ -156,7 +156,7 @@ def test_other_branches_pool_in_the_same_pass(birds: Path, tmp_path: Path) -> No
         encoded.features["rationale:2-gem"], swapped.encode(views, ["rationale-gem"]).features["rationale-gem"]
     )
     assert torch.equal(encoded.features["rationale"], encoder.encode(views, ["rationale"]).features["rationale"])
-    assert torch.equal(encoder.fresh_branch(3).filters.weight, more.others["fresh"].filters.weight)
-    assert not torch.equal(encoder.fresh_branch(4).filters.weight, more.others["fresh"].filters.weight)
+    assert torch.equal(encoder.fresh_branch(3).filters.weight, more.extra_branches["fresh"].filters.weight)
+    assert not torch.equal(encoder.fresh_branch(4).filters.weight, more.extra_branches["fresh"].filters.weight)
     with pytest.raises(FineSightError, match="no pooling 'rationale:9'"):
         more.encode(views, ["rationale:9"])

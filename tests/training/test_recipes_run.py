@@ -49,10 +49,10 @@ def test_a_recipe_trains_is_saved_and_embeds(
         assert [step for step, _ in metric_series(run.metrics_file)["loss"]] == [0, 1]
         assert all(np.isfinite(value) for _, value in metric_series(run.metrics_file)["loss"])
     cache = open_cache(birds.split("test"), 37, cache_dir=runtime.cache_dir, progress=False)
-    features = encoder.embed(encoder.view(*cache.batch(range(4))))
+    features = encoder.embed(encoder.cached_views(cache, range(4)))
     wide = encoder.branch.projections if encoder.config.pooling == "bilinear" and encoder.branch else 1
     assert features.shape == (4, wide * encoder.channels)
     assert torch.isfinite(features).all()
     assert features.std(0).max() > 0, "images differ"
-    alone = encoder.embed(encoder.view(*cache.batch([2])))
+    alone = encoder.embed(encoder.cached_views(cache, [2]))
     torch.testing.assert_close(alone, features[2:3], rtol=0, atol=0)

@@ -41,12 +41,12 @@ def export(
             else "--calibrate is for --int8."
         )
     from finesight.export.onnx import check_target, export_onnx
-    from finesight.export.quantize import quantize, readable
+    from finesight.export.quantize import open_calibration, quantize
 
     small = out.with_name(f"{out.stem}.int8.onnx")
     check_target(out)
     if calibrate is not None:
-        readable(calibrate)  # before the minutes that the fp32 file may take
+        open_calibration(calibrate)  # before the minutes that the fp32 file may take
     whole = export_onnx(run, out, responses=responses, tolerance=tolerance, progress=not quiet)
     less = None
     if calibrate is not None:

@@ -9,10 +9,13 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand
 
-from finesight.nn.pooling_config import POOLINGS
+from finesight.nn.poolings import offered_poolings
 
-Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in POOLINGS})  # type: ignore[misc]
-PoolingOption = Annotated[Pooling | None, typer.Option(help="How φ becomes a feature; by default as trained.")]
+Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in offered_poolings()})  # type: ignore[misc]
+_WORDS = "; ".join(f"{name}: {pooling.words}" for name, pooling in offered_poolings().items())
+PoolingOption = Annotated[
+    Pooling | None, typer.Option(help=f"How φ becomes a feature; by default as trained. {_WORDS}.")
+]
 
 DATA_HELP = "A folder of images, a list of paths, or a known dataset; cub:PATH demands all of CUB (see datasets)."
 

@@ -40,7 +40,7 @@ def search(
     as_json: Json = False,
 ) -> None:
     """Find the images of an index that look most like a picture."""
-    from finesight.features.preprocess import parsed_box
+    from finesight.features.preprocess import parse_box
     from finesight.search.engines import open_index
     from finesight.search.open_embedder import open_embedder
     from finesight.search.searcher import Searcher
@@ -49,7 +49,7 @@ def search(
         raise FineSightError("--model is for --engine onnx: torch uses the encoder kept with the index.")
     if run is not None and engine == EngineName.onnx:
         raise FineSightError("--run is for --engine torch: give onnx the exported file by --model.")
-    part = None if box is None else parsed_box(box)
+    part = None if box is None else parse_box(box)
     with closing(open_index(where)) as index:
         if not len(index):
             raise FineSightError(f"The index {where} is empty: add images with `finesight index`.")

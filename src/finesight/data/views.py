@@ -9,7 +9,7 @@ operations its functional ones, with every image having its own parameters.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Annotated, Self
@@ -41,7 +41,6 @@ __all__ = [
     "adjust_hue",
     "adjust_saturation",
     "apply_views",
-    "center_view",
     "crop_resize_flip",
     "gaussian_blur",
     "normalize",
@@ -299,22 +298,3 @@ def _grid(start: Tensor, size: Tensor, flip: Tensor, resolution: int) -> tuple[T
 def random_views(config: ViewConfig, canvas: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
     """One random view of every image: ``sample_params``, then ``apply_views``."""
     return apply_views(config, canvas, sample_params(config, sizes, generator))
-
-
-def center_view(
-    canvas: Tensor,
-    sizes: Tensor,
-    resolution: int,
-    mean: Sequence[float] = IMAGENET_MEAN,
-    std: Sequence[float] = IMAGENET_STD,
-) -> Tensor:
-    """The evaluation view: the center R × R pixels as they were decoded, normalized. No resampling."""
-    if bool((sizes < resolution).any()):
-        raise ValueError(f"a center view of {resolution} px needs images at least as large, got {sizes.min()} px")
-    corner = ((sizes - resolution) / 2).round().long().to(canvas.device)  # half to even, as torchvision
-    span = torch.arange(resolution, device=canvas.device)
-    image = torch.arange(len(canvas), device=canvas.device)[:, None, None, None]
-    channel = torch.arange(canvas.shape[1], device=canvas.device)[:, None, None]
-    rows = (corner[:, :1] + span)[:, None, :, None]  # (N, 1, R, 1)
-    columns = (corner[:, 1:] + span)[:, None, None, :]  # (N, 1, 1, R)
-    return normalize(canvas[image, channel, rows, columns].float().div_(255), mean, std)

@@ -18,7 +18,6 @@ from finesight.evaluation.bootstrap import Difference, paired_bootstrap
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings
 from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder
-from finesight.nn.pooling_config import PoolingName
 
 SAME_AP = 1e-12  # below it a difference is rounding
 LISTED = 20  # changes of AP in the summary
@@ -99,8 +98,8 @@ def compare(
     cache_dir: Path | None = None,
     workers: int | None = None,
     progress: bool = True,
-    pooling_a: PoolingName | None = None,
-    pooling_b: PoolingName | None = None,
+    pooling_a: str | None = None,
+    pooling_b: str | None = None,
 ) -> Comparison:
     """Score both on the test images of ``data`` (all images, where it has no split) and compare query by query.
 
@@ -108,7 +107,7 @@ def compare(
     """
     names = pooling_a or a.config.pooling, pooling_b or b.config.pooling
     for encoder, name in zip((a, b), names, strict=True):
-        encoder.pooled(name)  # says at once if it cannot
+        encoder.with_pooling(name)  # says at once if it cannot
     options: dict[str, Any] = {"cache_dir": cache_dir, "workers": workers, "progress": progress}
     source, split, dropped = _searched(data, limit_classes, (a, b), options)
     if a is b:

@@ -27,8 +27,7 @@ from finesight.features.encoder import Encoder
 from finesight.features.extract import Extracted, extract
 from finesight.features.wide import Features, joined
 from finesight.io.console import console
-from finesight.nn.pooling import uses_rationale
-from finesight.nn.pooling_config import AnyPooling
+from finesight.nn.poolings import find_pooling
 from finesight.paper.released import Task, released_probe
 
 SPLIT_SEED = 0
@@ -43,7 +42,7 @@ class Evaluation:
     cache: DecodedCache
     test: NDArray[np.int64]  # indices into the cache
     extracted: Extracted  # of the test images
-    pooling: AnyPooling
+    pooling: str
     queries: RetrievalScores  # what each query found, for comparing two encoders query by query
     classes: list[Row] = field(default_factory=list)  # scores by class, the worst first
 
@@ -52,7 +51,7 @@ def evaluate(
     encoder: Encoder,
     data: str | Path | ImageSource,
     *,
-    pooling: AnyPooling | None = None,
+    pooling: str | None = None,
     linear: bool = True,
     fractions: Sequence[int] = (100, 50, 20),
     normalize: bool | None = None,
@@ -82,10 +81,10 @@ def evaluate(
 def evaluate_poolings(
     encoder: Encoder,
     data: str | Path | ImageSource,
-    poolings: Sequence[AnyPooling],
+    poolings: Sequence[str],
     *,
     linear: bool = True,
-    probed: Sequence[AnyPooling] | None = None,
+    probed: Sequence[str] | None = None,
     fractions: Sequence[int] = (100, 50, 20),
     normalize: bool | None = None,
     protocol: Protocol | None = None,
@@ -94,7 +93,7 @@ def evaluate_poolings(
     workers: int | None = None,
     progress: bool = True,
     found: Callable[[Evaluation], None] | None = None,
-) -> dict[AnyPooling, Evaluation]:
+) -> dict[str, Evaluation]:
     """``evaluate`` under each of ``poolings``, with one pass over the images for all of them.
 
     ``probed`` says which of them get a linear probe, the slow part and therefore the last; None is all. ``found`` is
@@ -116,8 +115,8 @@ def evaluate_poolings(
             f"{source.root} has no train images to fit the linear probe on: leave it out (--no-linear)."
         )
     unit = normalize if normalize is not None else _probe_unit(encoder)
-    if not any(uses_rationale(name) for name in poolings):
-        encoder = encoder.pooled("average")  # without its branch, which has no say here
+    if not any(find_pooling(name).needs_branch for name in poolings):
+        encoder = encoder.with_pooling("average")  # without its branch, which has no say here
     parts = _parts(rules, cache.source, train, fractions, limit_classes) if probing or rules.save_labels else {}
     if rules.released:
         test = _by_class(test, cache.source)
@@ -126,7 +125,7 @@ def evaluate_poolings(
     needed = tuple(poolings) if scene.whole else probing if rules.knn or not rules.released else ()
     known = extract(encoder, cache, train, needed, progress=progress).features if needed else {}
     located = located_by(extracted, cache, test, encoder.config.resolution, poolings)
-    result: dict[AnyPooling, Evaluation] = {}
+    result: dict[str, Evaluation] = {}
     for name in sorted(poolings, key=lambda name: name in probing):
         result[name] = _scored(scene, name, extracted, known.get(name), located.get(name), probe=name in probing)
         if found is not None:
@@ -178,7 +177,7 @@ class _Scene:
 
 def _scored(
     scene: _Scene,
-    name: AnyPooling,
+    name: str,
     extracted: Extracted,
     known: Features | None,
     located: dict[str, Any] | None,
@@ -211,7 +210,7 @@ def _scored(
 
 
 def _probed(
-    scene: _Scene, name: AnyPooling, features: Features, known: Features | None, outcomes: dict[str, Outcome]
+    scene: _Scene, name: str, features: Features, known: Features | None, outcomes: dict[str, Outcome]
 ) -> dict[str, Any]:
     """The linear probe's scores by percent of the labels; ``outcomes`` are put beside them."""
     rules, keep = scene.rules, outcomes.__setitem__
@@ -269,7 +268,7 @@ def _parts(
     return parts
 
 
-def _say(name: AnyPooling, text: str) -> None:
+def _say(name: str, text: str) -> None:
     console.print(f"{name}: {text}", style="dim")
 
 

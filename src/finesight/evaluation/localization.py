@@ -10,9 +10,8 @@ from torch.nn.functional import interpolate
 
 from finesight.data.cache import DecodedCache
 from finesight.errors import FineSightError
-from finesight.features.extract import Extracted, has_objects, object_masks, shown_mask
-from finesight.nn.pooling import mask_kind
-from finesight.nn.pooling_config import ORACLES, AnyPooling
+from finesight.features.extract import Extracted, has_objects, object_masks
+from finesight.nn.poolings import Pooling, find_pooling
 
 ROUNDING = 1e-9  # pixels of a plateau differ by the rounding of their weights
 
@@ -87,22 +86,22 @@ def located_by(
     cache: DecodedCache,
     test: NDArray[np.int64],
     resolution: int,
-    poolings: Sequence[AnyPooling],
-) -> dict[AnyPooling, dict[str, Any]]:
+    poolings: Sequence[str],
+) -> dict[str, dict[str, Any]]:
     """Does each pooling look at the object? Not asked of an oracle, which is told."""
     if not has_objects(cache.source):
         return {}
-    asked = [name for name in poolings if name not in ORACLES]
+    asked = {name: pooling for name in poolings if not (pooling := find_pooling(name)).needs_objects}
     by_mask = {
         kind: localization(extracted.masks[kind], object_masks(cache, test, resolution))
-        for kind in {shown_mask(name) for name in asked}
+        for kind in {pooling.shown_mask for pooling in asked.values()}
     }
-    return {name: _seen_by(name, by_mask[shown_mask(name)]) for name in asked}
+    return {name: _seen_by(pooling, by_mask[pooling.shown_mask]) for name, pooling in asked.items()}
 
 
-def _seen_by(name: AnyPooling, scores: dict[str, float | int]) -> dict[str, Any]:
+def _seen_by(pooling: Pooling, scores: dict[str, float | int]) -> dict[str, Any]:
     """A plain average looks everywhere alike: as good as a blind guess."""
-    if mask_kind(name) is not None:
+    if pooling.mask is not None:
         return scores | {"map": "attention"}
     blind = scores["object_area"]
     return scores | {"inside": blind, "pointing": blind, "map": "uniform"}

@@ -16,8 +16,6 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from finesight.data.cache import cache_side
-from finesight.data.geometry import read_resized
 from finesight.errors import FineSightError, SkipImage
 from finesight.explain.explainer import Explainer, Explanation
 from finesight.explain.html_page import sections
@@ -26,6 +24,7 @@ from finesight.explain.output import Names, make_folder, write
 from finesight.explain.pair import explain_pair
 from finesight.explain.panels import high_and_low, ranked, side_by_side
 from finesight.features.encoder import Encoder
+from finesight.features.preprocess import picture_view
 from finesight.io.progress import track
 from finesight.plots.html import build_report
 
@@ -162,16 +161,10 @@ def _read(picked: Picked, encoders: list[Encoder], skipped: Skipped, progress: b
     """Readable images one by one; why others are not goes to ``skipped``."""
     for place, file in track(enumerate(picked.files), len(picked), "explaining", show=progress):
         try:
-            yield place, [_view(encoder, file) for encoder in encoders]
+            views = [picture_view(file, encoder.config.resolution).pixels for encoder in encoders]
+            yield place, [encoder.normalize(view[None]) for encoder, view in zip(encoders, views, strict=True)]
         except SkipImage as skip:
             skipped.append((str(file), str(skip)))
-
-
-def _view(encoder: Encoder, file: Path) -> Tensor:
-    """(1, 3, R, R), as ``Encoder.prepare`` makes it; ``SkipImage`` where a file cannot be used."""
-    decoded, _ = read_resized(file, cache_side(encoder.config.resolution))
-    canvas = torch.from_numpy(decoded.copy()).permute(2, 0, 1)[None]  # (h, w, 3) -> (1, 3, h, w)
-    return encoder.view(canvas, torch.tensor([decoded.shape[:2]]))
 
 
 def grouped(items: Iterator[Item], size: int) -> Iterator[list[Item]]:

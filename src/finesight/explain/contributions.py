@@ -15,29 +15,20 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from finesight.errors import FineSightError, SkipImage, unknown
+from finesight.errors import unknown
 from finesight.features.encoder import Encoder
-from finesight.features.preprocess import Picture, picture_view, region_share
+from finesight.features.preprocess import Picture, region_share, require_view
 from finesight.features.types import Box, View
-from finesight.nn.pooling import (
-    GEM_POWER,
-    attention_mask,
-    energy_map,
-    mask_kind,
-    narrowed,
-    object_share,
-    uses_rationale,
-)
-from finesight.nn.pooling_config import POOLINGS
+from finesight.nn.pooling import GEM_POWER, LEAST, narrow_mask, object_share
+from finesight.nn.poolings import Pooling, find_pooling, offered_poolings
 from finesight.rationale.branch import FittingBranch
 
 Doubles = NDArray[np.float64]
-LEAST = 1e-6  # GeM sees no smaller activation (``nn.pooling.pool``)
 
 
 @dataclass(frozen=True)
-class Seen:
-    """One image as its feature is made of it."""
+class FeatureParts:
+    """What the feature of one image is made of."""
 
     phi: Doubles  # (C, H, W)
     weights: Doubles  # (H, W) the mask it is pooled by, a region's share included; ones where all cells count alike
@@ -72,45 +63,36 @@ class Similarity:
 def similarity(
     encoder: Encoder, query: View | Picture, hit: View | Picture, by: str | None = None, region: Box | None = None
 ) -> Similarity:
-    """Take the score of two images apart, under the encoder's own pooling or another.
+    """Take the score of two images apart, under the encoder's own pooling or another (``by``).
 
     Images are views as a search makes them, or pictures of which the same views are made. ``region`` narrows the query
     as searching by a box does; it is in shares of the picture.
     """
-    name = by or encoder.config.pooling
-    if name not in POOLINGS:
-        raise unknown("pooling", name, POOLINGS)
-    if uses_rationale(name) and encoder.branch is None:
-        raise FineSightError(f"Pooling {name!r} needs a trained rationale; this encoder has none.")
-    seen = see(encoder, view_of(encoder, query, region), name, region)
-    return decompose(seen, see(encoder, view_of(encoder, hit), name), name)
+    pooling = find_pooling(by or encoder.config.pooling)
+    if not pooling.offered:
+        raise unknown("pooling", pooling.name, offered_poolings())
+    encoder.require_branch(pooling)
+    parts = feature_parts(encoder, open_view(encoder, query, region), pooling, region)
+    return decompose(parts, feature_parts(encoder, open_view(encoder, hit), pooling), pooling)
 
 
-def view_of(encoder: Encoder, image: View | Picture, region: Box | None = None) -> View:
-    """What the network sees of a picture; a file that cannot be used is an error."""
-    if isinstance(image, View):
-        return image
-    try:
-        return picture_view(image, encoder.config.resolution, region)
-    except SkipImage as skip:
-        raise FineSightError(f"{image} cannot be used: {skip}") from None
+def open_view(encoder: Encoder, image: View | Picture, region: Box | None = None) -> View:
+    """Return what the network sees of a picture; a file that cannot be used is a ``FineSightError``."""
+    return image if isinstance(image, View) else require_view(image, encoder.config.resolution, region)
 
 
 @torch.no_grad()
-def see(encoder: Encoder, view: View, by: str, region: Box | None = None) -> Seen:
-    """What the encoder makes of one view, for ``decompose``."""
-    canvas = torch.from_numpy(view.pixels.copy()).permute(2, 0, 1)[None]  # (R, R, 3) -> (1, 3, R, R)
-    views = encoder.view(canvas, torch.tensor([view.pixels.shape[:2]]))
-    phi = encoder.backbone(views.to(encoder.device)).float()
-    kind = mask_kind(by) if by != "bilinear" else None
-    mask = None if kind is None else attention_mask(energy_map(phi)) if kind == "energy" else encoder.mask(phi)
+def feature_parts(encoder: Encoder, view: View, pooling: Pooling, region: Box | None = None) -> FeatureParts:
+    """Return what the encoder makes of one view, for ``decompose``."""
+    phi = encoder.backbone(encoder.normalize(view.pixels[None]).to(encoder.device)).float()
+    mask = None if pooling.per_projection or pooling.mask is None else encoder.masks(phi)[pooling.mask]
     if region is not None:
         share = torch.from_numpy(region_share(view, region))[None].to(phi.device)
-        mask = narrowed(mask, object_share(share, *phi.shape[2:]))
+        mask = narrow_mask(mask, object_share(share, *phi.shape[2:]))
     weights = torch.ones_like(phi[:, 0]) if mask is None else mask
     responses = None if encoder.branch is None else encoder.branch.responses(phi)
     winning = None if encoder.branch is None or responses is None else winners(encoder.branch, responses)
-    return Seen(
+    return FeatureParts(
         phi[0].double().cpu().numpy(),
         weights[0].double().cpu().numpy(),
         None if responses is None else responses[0].double().cpu().numpy(),
@@ -119,7 +101,7 @@ def see(encoder: Encoder, view: View, by: str, region: Box | None = None) -> See
 
 
 def winners(branch: FittingBranch, responses: Tensor) -> Tensor | None:
-    """Which of the kept projections is the maximum in each cell; None where the branch takes none. -> (N, H, W)"""
+    """Return which kept projection is the maximum in each cell, or None if the branch takes no maximum. -> (N, H, W)"""
     if branch.mix is not None:
         return None
     if isinstance(branch.kept, Tensor):
@@ -127,12 +109,11 @@ def winners(branch: FittingBranch, responses: Tensor) -> Tensor | None:
     return responses.argmax(1)
 
 
-def decompose(query: Seen, hit: Seen, by: str) -> Similarity:
-    """The score under pooling ``by``, taken apart."""
-    if by == "bilinear":
-        return _bilinear(query, hit)
-    gem = by.endswith("gem")
-    parts, others = cell_parts(query.phi, query.weights, gem=gem), cell_parts(hit.phi, hit.weights, gem=gem)
+def decompose(query: FeatureParts, hit: FeatureParts, pooling: Pooling) -> Similarity:
+    """Take the score under a pooling apart."""
+    if pooling.per_projection:
+        return _decompose_projections(query, hit, pooling)
+    parts, others = (cell_parts(image.phi, image.weights, gem=pooling.gem) for image in (query, hit))
     feature, other = parts.sum(1), others.sum(1)  # (C,)
     length = _length(feature, other)
     query_map = (other @ parts / length).reshape(query.weights.shape)
@@ -143,11 +124,11 @@ def decompose(query: Seen, hit: Seen, by: str) -> Similarity:
             mine, theirs = query.winners == k, hit.winners == k
             matched = parts[:, mine.ravel()].sum(1) @ others[:, theirs.ravel()].sum(1) / length
             shares.append(_share(k, query_map * mine, hit_map * theirs, float(matched)))
-    return Similarity(float(feature @ other / length), by, query_map, hit_map, _sorted(shares))
+    return Similarity(float(feature @ other / length), pooling.name, query_map, hit_map, _sorted(shares))
 
 
 def cell_parts(phi: Doubles, weights: Doubles, *, gem: bool) -> Doubles:
-    """What each cell adds to each number of the feature: (C, H, W), (H, W) -> (C, H*W), its sum over cells f."""
+    """Return what each cell adds to each number of the feature f. (C, H, W), (H, W) -> (C, H*W)"""
     flat, weight = phi.reshape(len(phi), -1), weights.ravel()
     weight = weight if weight.sum() > 0 else np.ones_like(weight)  # as ``nn.pooling.pool``: an empty mask says nothing
     share = weight / weight.sum()
@@ -158,7 +139,7 @@ def cell_parts(phi: Doubles, weights: Doubles, *, gem: bool) -> Doubles:
     return np.asarray(cubes / feature ** (GEM_POWER - 1))
 
 
-def _bilinear(query: Seen, hit: Seen) -> Similarity:
+def _decompose_projections(query: FeatureParts, hit: FeatureParts, pooling: Pooling) -> Similarity:
     """Each projection pools on its own, so that its block of the feature is its share, the same from both sides."""
     assert query.responses is not None
     assert hit.responses is not None
@@ -170,21 +151,21 @@ def _bilinear(query: Seen, hit: Seen) -> Similarity:
         for k, (mine, theirs) in enumerate(zip(query_maps, hit_maps, strict=True))
     ]
     score = float((blocks * others).sum() / length)
-    return Similarity(score, "bilinear", query_maps.sum(0), hit_maps.sum(0), _sorted(shares))
+    return Similarity(score, pooling.name, query_maps.sum(0), hit_maps.sum(0), _sorted(shares))
 
 
-def _weighed(seen: Seen) -> Doubles:
+def _weighed_responses(image: FeatureParts) -> Doubles:
     """a_k,p m_p / HW. -> (K, H, W)"""
-    assert seen.responses is not None
-    return np.asarray(seen.responses * seen.weights / seen.weights.size)
+    assert image.responses is not None
+    return np.asarray(image.responses * image.weights / image.weights.size)
 
 
-def _blocks(seen: Seen) -> Doubles:
-    return np.asarray(np.einsum("khw,chw->kc", _weighed(seen), seen.phi))
+def _blocks(image: FeatureParts) -> Doubles:
+    return np.asarray(np.einsum("khw,chw->kc", _weighed_responses(image), image.phi))
 
 
-def _block_maps(seen: Seen, others: Doubles) -> Doubles:
-    return np.asarray(_weighed(seen) * np.einsum("kc,chw->khw", others, seen.phi))
+def _block_maps(image: FeatureParts, others: Doubles) -> Doubles:
+    return np.asarray(_weighed_responses(image) * np.einsum("kc,chw->khw", others, image.phi))
 
 
 def _length(a: NDArray[Any], b: NDArray[Any]) -> float:

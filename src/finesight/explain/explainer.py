@@ -24,7 +24,6 @@ from finesight.explain.contributions import winners
 from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, Rectify
 from finesight.explain.output import Names, write_png
 from finesight.features.encoder import Encoder, ImageLike, pixels
-from finesight.nn.pooling import attention_mask, energy_map
 from finesight.plots.tiles import blend, value_range
 from finesight.training.run_folder import RunFolder
 
@@ -139,13 +138,13 @@ class Explainer:
         gradcam = self._gradcam(views)
         phi = self._phi(views)
         with torch.no_grad():
-            energy, mask = attention_mask(energy_map(phi)), self.encoder.mask(phi)
+            output = self.encoder.pool(phi, ())
             responses, winning = self._projections(phi)
         return Explanation(
             list(names) if names is not None else _names(images, len(views)),
             np.stack([pixels(self.encoder, view.cpu()) for view in views]),
-            mask.float().cpu().numpy(),
-            energy.float().cpu().numpy(),
+            output.attention.float().cpu().numpy(),
+            output.masks["energy"].float().cpu().numpy(),
             None if gradcam is None else gradcam.float().numpy(),
             None if responses is None else responses.float().cpu().numpy(),
             None if winning is None else winning.cpu().numpy(),

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from finesight.errors import FineSightError
-from finesight.explain.contributions import Similarity, similarity, view_of
+from finesight.explain.contributions import Similarity, open_view, similarity
 from finesight.explain.panels import alike
 from finesight.features.encoder import Encoder
 
@@ -16,7 +16,7 @@ def explain_pair(
 ) -> tuple[dict[str, Any], bytes]:
     """The numbers and the figure; files are as given or relative to ``root``."""
     first, second = (_found(file, root) for file in files)
-    views = view_of(encoder, first), view_of(encoder, second)
+    views = open_view(encoder, first), open_view(encoder, second)
     found = similarity(encoder, *views, by)
     png = alike(found, (views[0].pixels, views[1].pixels), (_name(first), _name(second)))
     return _facts(found, first, second), png

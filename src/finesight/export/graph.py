@@ -6,8 +6,8 @@ import torch
 from torch import Tensor, nn
 
 from finesight.features.encoder import Encoder
-from finesight.features.onnx_names import RESPONSES, output_names
-from finesight.nn.pooling import attention_mask, energy_map, pool_by_name
+from finesight.features.onnx_runtime import ATTENTION, RESPONSES, output_names, vector_outputs
+from finesight.nn.poolings import find_pooling
 
 
 class Graph(nn.Module):
@@ -19,33 +19,26 @@ class Graph(nn.Module):
     def __init__(self, encoder: Encoder, *, responses: bool = False) -> None:
         super().__init__()
         self.encoder = encoder
-        self.names = output_names(encoder.config.pooling, responses=responses)
+        pooling = find_pooling(encoder.config.pooling)
+        self.names, self.poolings = output_names(pooling, responses=responses), vector_outputs(pooling)
         self.register_buffer("mean", 255 * torch.tensor(encoder.config.mean).view(3, 1, 1))
         self.register_buffer("std", 255 * torch.tensor(encoder.config.std).view(3, 1, 1))
         self.eval()
 
     def forward(self, images: Tensor, region: Tensor) -> tuple[Tensor, ...]:
-        """uint8 RGB (N, H, W, 3), shares (N, H, W) -> what ``names`` says, and φ (N, C, h, w)."""
-        encoder = self.encoder
-        phi = encoder.backbone((images.permute(0, 3, 1, 2).float() - self.mean) / self.std)
-        cover = cell_share(region, phi.shape[2], phi.shape[3])
-        masks, answers = {"energy": attention_mask(energy_map(phi))}, None
-        if encoder.branch is not None:
-            masks["rationale"] = encoder.mask(phi)
-            answers = encoder.branch.responses(phi)
-        made = {"attention": masks.get("rationale", masks["energy"]), RESPONSES: answers}
-        pooled = {"feature": encoder.config.pooling}
-        outputs = []
-        for name in self.names:
-            value = made.get(name)
-            if value is None:
-                value = pool_by_name(pooled.get(name, name), phi, masks, answers, cover)
-            outputs.append(value)
-        return (*outputs, phi)
+        """Return what ``names`` lists, and φ (N, C, h, w), of uint8 RGB (N, H, W, 3) and shares (N, H, W)."""
+        phi = self.encoder.backbone((images.permute(0, 3, 1, 2).float() - self.mean) / self.std)
+        share = cell_share(region, phi.shape[2], phi.shape[3])
+        output = self.encoder.pool(phi, tuple(self.poolings.values()), regions=share)
+        outputs = {name: output.features[pooling] for name, pooling in self.poolings.items()}
+        outputs[ATTENTION] = output.attention
+        if self.encoder.branch is not None and RESPONSES in self.names:
+            outputs[RESPONSES] = self.encoder.branch.responses(phi)
+        return (*(outputs[name] for name in self.names), phi)
 
 
 def cell_share(region: Tensor, rows: int, columns: int) -> Tensor:
-    """``object_share`` in products of matrices: a graph of any size cannot hold adaptive pooling.
+    """Compute ``object_share`` by products of matrices: a graph of any size cannot hold adaptive pooling.
 
     (N, H, W) -> (N, rows, columns)
     """
@@ -53,7 +46,7 @@ def cell_share(region: Tensor, rows: int, columns: int) -> Tensor:
 
 
 def _bins(cells: int, pixels: int) -> Tensor:
-    """Which pixels a cell is the mean of; each row sums to 1. -> (cells, pixels)"""
+    """Return the weights by which each cell is a mean of pixels; each row sums to 1. -> (cells, pixels)"""
     cell, pixel = torch.arange(cells)[:, None], torch.arange(pixels)[None]
     first, end = cell * pixels // cells, ((cell + 1) * pixels + cells - 1) // cells
     inside = ((pixel >= first) & (pixel < end)).float()

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import os
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -20,8 +19,9 @@ from finesight.errors import FineSightError
 from finesight.export.graph import Graph
 from finesight.export.verify import Difference, check
 from finesight.features.encoder import Encoder, EncoderConfig
-from finesight.features.onnx_names import AXES, FORMAT, IMAGES, KEY, REGION
-from finesight.features.onnx_runtime import needed
+from finesight.features.encoder_folder import fingerprint as read_fingerprint
+from finesight.features.onnx_runtime import AXES, FORMAT, IMAGES, KEY, REGION, VECTOR_AXES, first_line, require
+from finesight.io.atomic import atomic_path
 from finesight.version import __version__
 
 OPSET = 18
@@ -39,7 +39,7 @@ class Exported:
     warnings: tuple[str, ...]
 
     def summary(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return the numbers for ``--json``."""
         return {
             "file": str(self.file),
             "bytes": self.bytes,
@@ -58,49 +58,52 @@ def export_onnx(
     tolerance: float = TOLERANCE,
     progress: bool = True,
 ) -> Exported:
-    """Write the encoder of a finished run as ``out``. Where it differs from PyTorch by more than ``tolerance``, no file
-    is left and the error says by how much."""
-    from finesight.features.embedder import fingerprint
+    """Write the encoder of a finished run as ``out``.
 
+    Raises
+    ------
+    FineSightError
+        If it cannot be exported, or differs from PyTorch by more than ``tolerance``; no file is left then.
+    """
     out = Path(out)
     check_target(out)
     encoder = Encoder.load(run)
     if responses and encoder.branch is None:
         raise FineSightError(f"There are no responses to export: the encoder in {run} has no rationale.")
-    return write_checked(encoder, traced(encoder, responses=responses), out, fingerprint(run), tolerance, progress)
+    model = trace(encoder, responses=responses)
+    return write_checked(encoder, model, out, read_fingerprint(run), tolerance, progress)
 
 
 def write_checked(
     encoder: Encoder, model: Any, out: Path, fingerprint: str, tolerance: float = TOLERANCE, progress: bool = True
 ) -> Exported:
-    """The traced ``model`` becomes a file only if it gives what ``encoder`` does."""
+    """Write the traced ``model`` as a file if it gives what ``encoder`` does."""
     describe(model, encoder.config, fingerprint, "fp32")
     names = [output.name for output in model.graph.output]
-    with put_in_place(out, model) as scratch:
-        found = check(encoder, scratch, names, progress=progress)
-        if worse := [one for one in found if not one.relative <= tolerance]:  # so that a nan is no agreement
+    with write_model(out, model) as scratch:
+        differences = check(encoder, scratch, names, progress=progress)
+        if worse := [one for one in differences if not one.relative <= tolerance]:  # so that a nan is no agreement
             raise FineSightError(
                 f"The exported graph differs from PyTorch: {worse[0].output} by {worse[0].relative:.2g} of its largest "
                 f"value, more than the tolerance {tolerance:g}. No file was written."
             )
-    return Exported(out, out.stat().st_size, found, tuple(_cautions(encoder.config)))
+    return Exported(out, out.stat().st_size, differences, tuple(_warnings(encoder.config)))
 
 
 def check_target(out: Path) -> None:
-    """Before the work, not after."""
+    """Raise ``FineSightError`` if ``out`` cannot be written or a package is missing; called before the work."""
     if out.suffix.lower() != ".onnx":
         raise FineSightError(f"{out} must end in .onnx.")
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise FineSightError(f"{out} cannot be written: " + ("it is a folder." if out.is_dir() else "no such folder."))
     for package in ("onnx", "onnxscript", "onnxruntime"):
-        needed(package)
+        require(package)
 
 
 @contextmanager
-def put_in_place(out: Path, model: Any) -> Iterator[Path]:
-    """The file under another name; it takes its own when the block ends well, and vanishes when not."""
-    scratch = out.with_name(f".{out.name}.tmp")
-    try:
+def write_model(out: Path, model: Any) -> Iterator[Path]:
+    """Yield the model as a scratch file, which becomes ``out`` when the block ends without an error."""
+    with atomic_path(out) as scratch:
         try:
             scratch.write_bytes(model.SerializeToString())
         except ValueError as error:
@@ -108,13 +111,10 @@ def put_in_place(out: Path, model: Any) -> Iterator[Path]:
         except OSError as error:
             raise FineSightError(f"{out} cannot be written: {error.strerror}.") from error
         yield scratch
-        os.replace(scratch, out)
-    finally:
-        scratch.unlink(missing_ok=True)
 
 
-def traced(encoder: Encoder, *, responses: bool = False) -> Any:
-    """The graph as an onnx ``ModelProto``, for any batch and any size; φ is a value of it named ``phi``."""
+def trace(encoder: Encoder, *, responses: bool = False) -> Any:
+    """Return the graph as an onnx ``ModelProto``, for any batch and any size; φ is a value of it named ``phi``."""
     _refuse_same_padding(encoder)
     graph = Graph(encoder, responses=responses)
     side = encoder.config.resolution
@@ -135,14 +135,14 @@ def traced(encoder: Encoder, *, responses: bool = False) -> Any:
                 verbose=False,
             )
     except Exception as error:  # the exporter's own errors, and whatever a model's code raises when traced
-        reason = str(error).strip().partition("\n")[0] or type(error).__name__
-        raise FineSightError(f"'{encoder.config.backbone.name}' cannot be exported to ONNX: {reason}") from error
+        name = encoder.config.backbone.name
+        raise FineSightError(f"'{name}' cannot be exported to ONNX: {first_line(error)}") from error
     assert program is not None
-    return _finished(program.model_proto)
+    return _finish(program.model_proto)
 
 
 def _refuse_same_padding(encoder: Encoder) -> None:
-    """Padding that is worked out anew from the size in every layer keeps the exporter busy for hours."""
+    """Refuse padding that every layer works out anew from the size: it keeps the exporter busy for hours."""
     for module in encoder.backbone.modules():
         if isinstance(module, Conv2dSame):
             raise FineSightError(
@@ -153,7 +153,7 @@ def _refuse_same_padding(encoder: Encoder) -> None:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """The exporter warns of its own deprecations and logs its steps, none of which a user can act on."""
+    """Silence the exporter's warnings of its own deprecations and its log, none of which a user can act on."""
     logger = logging.getLogger("torch.onnx")
     level = logger.level
     logger.setLevel(logging.ERROR)
@@ -165,14 +165,14 @@ def _quiet() -> Iterator[None]:
         logger.setLevel(level)
 
 
-def _finished(model: Any) -> Any:
-    """Axes by name, the region optional, φ no output."""
-    onnx = needed("onnx")
+def _finish(model: Any) -> Any:
+    """Name the axes, make the region optional, and remove φ from the outputs."""
+    onnx = require("onnx")
     graph = model.graph
     graph.output.remove(next(output for output in graph.output if output.name == PHI))
     del graph.value_info[:]  # they speak of axes by the names they had
     for value in [*graph.input, *graph.output]:
-        for dim, name in zip(value.type.tensor_type.shape.dim, AXES[value.name], strict=True):
+        for dim, name in zip(value.type.tensor_type.shape.dim, AXES.get(value.name, VECTOR_AXES), strict=True):
             if name:
                 dim.dim_param = name
     _make_region_optional(onnx, graph)
@@ -181,7 +181,7 @@ def _finished(model: Any) -> Any:
 
 
 def _make_region_optional(onnx: Any, graph: Any) -> None:
-    """An input with an initializer of its name may be left out. The initializer is one 1, spread over the picture."""
+    """Give the region an initializer, one 1 that is spread over the picture: such an input may be left out."""
     full, size = "region_of_image", "image_size"
     for node in graph.node:
         node.input[:] = [full if name == REGION else name for name in node.input]
@@ -195,7 +195,7 @@ def describe(model: Any, config: EncoderConfig, fingerprint: str, precision: str
     """Write into the model what it was made of and what it expects."""
     settings = config.model_dump(mode="json")
     settings["backbone"]["weights"] = PurePath(settings["backbone"]["weights"]).name  # not where someone keeps them
-    known = {
+    metadata = {
         "format": FORMAT,
         "version": __version__,
         "fingerprint": fingerprint,
@@ -208,12 +208,12 @@ def describe(model: Any, config: EncoderConfig, fingerprint: str, precision: str
             "pixels": "uint8 RGB; scaled and normalized inside the graph",
         },
     }
-    needed("onnx").helper.set_model_props(model, {KEY: json.dumps(known)})
+    require("onnx").helper.set_model_props(model, {KEY: json.dumps(metadata)})
     model.producer_name, model.producer_version = "finesight", __version__
     model.doc_string = "FineSight: feature, plain average and attention of images. See the metadata 'finesight'."
 
 
-def _cautions(config: EncoderConfig) -> list[str]:
+def _warnings(config: EncoderConfig) -> list[str]:
     if config.rationale is None or config.rationale.mask_range == "image":
         return []
     return [

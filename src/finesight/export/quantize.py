@@ -1,4 +1,4 @@
-"""A checked fp32 file → int8 weights and activations, and what that costs, on pictures it was not calibrated with."""
+"""Quantize a checked fp32 file to int8, and measure what that costs on pictures it was not calibrated with."""
 
 from __future__ import annotations
 
@@ -16,10 +16,18 @@ from numpy.typing import NDArray
 
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
-from finesight.export.onnx import PHI, put_in_place
+from finesight.export.onnx import PHI, write_model
 from finesight.features.embedder import unit
-from finesight.features.onnx_names import ATTENTION, AVERAGE, FEATURE, IMAGES, KEY
-from finesight.features.onnx_runtime import description, needed, session
+from finesight.features.onnx_runtime import (
+    ATTENTION,
+    AVERAGE,
+    FEATURE,
+    IMAGES,
+    KEY,
+    open_session,
+    read_metadata,
+    require,
+)
 from finesight.features.preprocess import picture_view
 from finesight.io.progress import track
 
@@ -48,7 +56,7 @@ class Quantized:
     neighbors_kept: float  # the share of them that are the same
 
     def summary(self) -> dict[str, Any]:
-        """For scripts."""
+        """Return the numbers for ``--json``."""
         facts = asdict(self)
         old = {
             "neighbours": facts.pop("neighbors"),
@@ -57,7 +65,7 @@ class Quantized:
         return {**facts, **old, "file": str(self.file), "warnings": self.warnings()}
 
     def warnings(self) -> list[str]:
-        """In words, where the quality is poor."""
+        """Return what to say where the quality is poor."""
         if self.feature_cosine_median >= POOR:
             return []
         return [
@@ -73,20 +81,20 @@ def quantize(model: Path, out: Path, folder: str | Path, *, limit: int = 64, pro
     The network up to φ is quantized, its pooling and its branch are not: they are small, and a mask lives by small
     differences. Weights are kept to 7 bits: without VNNI, a processor adds products in 16 bits, which 8 overflow.
     """
-    known = description(session(model), model)
-    views = _views(folder, int(known["encoder"]["resolution"]), 2 * limit, progress=progress)
+    metadata = read_metadata(open_session(model), model)
+    views = _views(folder, int(metadata["encoder"]["resolution"]), 2 * limit, progress=progress)
     calibration, others = views[::2], views[1::2]
-    small = _quantized(model, calibration, progress=progress)
-    needed("onnx").helper.set_model_props(
-        small, {KEY: json.dumps({**known, "precision": "int8", "calibrated": len(calibration)})}
+    small = _quantize(model, calibration, progress=progress)
+    require("onnx").helper.set_model_props(
+        small, {KEY: json.dumps({**metadata, "precision": "int8", "calibrated": len(calibration)})}
     )
-    with put_in_place(out, small) as scratch:
+    with write_model(out, small) as scratch:
         outputs = [_outputs(file, others, progress=progress) for file in (model, scratch)]
-    return Quantized(out, out.stat().st_size, len(calibration), len(others), **compared(*outputs))
+    return Quantized(out, out.stat().st_size, len(calibration), len(others), **compare_outputs(*outputs))
 
 
-def readable(folder: str | Path) -> ImageSource:
-    """The pictures to calibrate with, if there are enough of them."""
+def open_calibration(folder: str | Path) -> ImageSource:
+    """Open the pictures to calibrate with; too few of them are a ``FineSightError``."""
     source = open_source(folder)
     if len(source) < FEWEST:
         raise FineSightError(f"int8 needs at least {FEWEST} pictures to calibrate with; {folder} has {len(source)}.")
@@ -94,8 +102,8 @@ def readable(folder: str | Path) -> ImageSource:
 
 
 def _views(folder: str | Path, resolution: int, count: int, *, progress: bool) -> list[Pixels]:
-    """Of pictures spread evenly over the folder; those that cannot be read are left out."""
-    source = readable(folder)
+    """Return views of pictures spread evenly over the folder, without those that cannot be read."""
+    source = open_calibration(folder)
     chosen = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int))
     views = []
     for i in track(chosen, len(chosen), "reading", show=progress):
@@ -110,9 +118,9 @@ def _views(folder: str | Path, resolution: int, count: int, *, progress: bool) -
     return views
 
 
-def _quantized(model: Path, views: Sequence[Pixels], *, progress: bool) -> Any:
-    quantization = needed("onnxruntime.quantization")
-    onnx = needed("onnx")
+def _quantize(model: Path, views: Sequence[Pixels], *, progress: bool) -> Any:
+    quantization = require("onnxruntime.quantization")
+    onnx = require("onnx")
     batches = iter(track(views, len(views), "calibrating", show=progress))
 
     class Reader(quantization.CalibrationDataReader):  # type: ignore[misc, name-defined]
@@ -140,8 +148,8 @@ def _quantized(model: Path, views: Sequence[Pixels], *, progress: bool) -> Any:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """It logs advice for whoever wrote the graph."""
-    before, runtime = logging.root.manager.disable, needed("onnxruntime")
+    """Silence the advice that onnxruntime logs for whoever wrote the graph."""
+    before, runtime = logging.root.manager.disable, require("onnxruntime")
     logging.disable(logging.WARNING)
     runtime.set_default_logger_severity(3)
     try:
@@ -152,7 +160,7 @@ def _quiet() -> Iterator[None]:
 
 
 def before_phi(graph: Any) -> list[str]:
-    """The nodes to quantize: those that φ is made by, but for the first convolution, which pixels suffer most from."""
+    """Return the nodes to quantize: those that make φ, except the first convolution, which would lose most."""
     makers = {name: node for node in graph.node for name in node.output}
     found: dict[str, Any] = {}
     waiting = [PHI]
@@ -166,19 +174,19 @@ def before_phi(graph: Any) -> list[str]:
 
 
 def _outputs(model: Path, views: Sequence[Pixels], *, progress: bool) -> list[NDArray[np.float32]]:
-    running = session(model)
+    session = open_session(model)
     names = [FEATURE, AVERAGE, ATTENTION]
     rows = [
-        running.run(names, {IMAGES: pixels[None]}) for pixels in track(views, len(views), "comparing", show=progress)
+        session.run(names, {IMAGES: pixels[None]}) for pixels in track(views, len(views), "comparing", show=progress)
     ]
     return [np.concatenate(parts) for parts in zip(*rows, strict=True)]
 
 
-def compared(whole: Sequence[NDArray[np.float32]], small: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
-    """Feature, average and attention of the same pictures by two files -> how well the second keeps to the first."""
+def compare_outputs(whole: Sequence[NDArray[np.float32]], small: Sequence[NDArray[np.float32]]) -> dict[str, Any]:
+    """Return how near the second file's feature, average and attention of the same pictures are to the first's."""
     vectors = [(unit(a), unit(b)) for a, b in zip(whole[:2], small[:2], strict=True)]
     feature, average = ((a * b).sum(1) for a, b in vectors)
-    ranks = [_ranked(features) for features in vectors[0]]
+    ranks = [_rank_others(features) for features in vectors[0]]
     k = min(NEIGHBORS, max(1, (len(ranks[0]) - 1) // 2))
     shared = [len(set(a[:k]) & set(b[:k])) / k for a, b in zip(*ranks, strict=True)]
     return {
@@ -193,8 +201,8 @@ def compared(whole: Sequence[NDArray[np.float32]], small: Sequence[NDArray[np.fl
     }
 
 
-def _ranked(features: NDArray[np.float32]) -> NDArray[np.int64]:
-    """The other rows, nearest first. (N, D) -> (N, N - 1)"""
+def _rank_others(features: NDArray[np.float32]) -> NDArray[np.int64]:
+    """Return the other rows, nearest first. (N, D) -> (N, N - 1)"""
     scores = features @ features.T
     np.fill_diagonal(scores, -np.inf)
     order: NDArray[np.int64] = np.argsort(-scores, axis=1, kind="stable")[:, :-1]

@@ -1,4 +1,4 @@
-"""Does onnxruntime compute what PyTorch does? Asked of noise and of smooth pictures, in several sizes and batches."""
+"""Compare onnxruntime with PyTorch on noise and on smooth pictures, in several sizes and batches."""
 
 from __future__ import annotations
 
@@ -12,16 +12,15 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from finesight.data.color import normalize
 from finesight.features.encoder import Encoder
-from finesight.features.onnx_names import ATTENTION, FEATURE, IMAGES, REGION, RESPONSES, VECTORS
-from finesight.features.onnx_runtime import session
+from finesight.features.onnx_runtime import ATTENTION, IMAGES, REGION, RESPONSES, open_session, vector_outputs
 from finesight.io.progress import track
+from finesight.nn.poolings import find_pooling
 
 
 @dataclass(frozen=True)
 class Difference:
-    """The largest over all pictures that were tried."""
+    """The largest difference over all pictures that were tried."""
 
     output: str
     absolute: float
@@ -32,13 +31,13 @@ class Difference:
 def check(
     encoder: Encoder, model: Path, names: Sequence[str], *, seed: int = 0, progress: bool = True
 ) -> tuple[Difference, ...]:
-    """Every output of the file beside what the encoder itself gives for the same pixels."""
-    running, found = session(model), {name: _Worst(name) for name in names}
+    """Return how far every output of the file is from what the encoder itself gives for the same pixels."""
+    session, found = open_session(model), {name: _Worst(name) for name in names}
     inputs = list(trials(encoder.config.resolution, encoder.backbone.stride, seed))
     for images, region in track(inputs, len(inputs), "checking", show=progress):
         given = {IMAGES: images.numpy()} | ({} if region is None else {REGION: region.numpy()})
         wanted = reference(encoder, images, region, names)
-        for name, got in zip(names, running.run(list(names), given), strict=True):
+        for name, got in zip(names, session.run(list(names), given), strict=True):
             found[name].add(wanted[name], got)
     return tuple(worst.difference() for worst in found.values())
 
@@ -47,12 +46,12 @@ def check(
 def reference(
     encoder: Encoder, images: Tensor, region: Tensor | None, names: Sequence[str]
 ) -> dict[str, NDArray[np.float32]]:
-    """What PyTorch makes of pixels (N, H, W, 3), by the code that embeds and evaluates, not by the exported graph."""
-    views = normalize(images.permute(0, 3, 1, 2).float().div_(255), encoder.config.mean, encoder.config.std)
-    poolings = {name: encoder.config.pooling if name == FEATURE else name for name in names if name in VECTORS}
-    encoded = encoder.encode(views, tuple(dict.fromkeys(poolings.values())), regions=region)
-    outputs = {name: encoded.features[pooling].numpy() for name, pooling in poolings.items()}
-    outputs[ATTENTION] = encoded.attention.numpy()
+    """Return what PyTorch makes of pixels (N, H, W, 3), by the code that embeds and evaluates, not by the graph."""
+    views = encoder.normalize(images.numpy())
+    poolings = vector_outputs(find_pooling(encoder.config.pooling))
+    output = encoder.encode(views, tuple(dict.fromkeys(poolings.values())), regions=region)
+    outputs = {name: output.features[pooling].numpy() for name, pooling in poolings.items()}
+    outputs[ATTENTION] = output.attention.numpy()
     if RESPONSES in names:
         assert encoder.branch is not None
         outputs[RESPONSES] = encoder.branch.responses(encoder.backbone(views)).numpy()
@@ -60,7 +59,7 @@ def reference(
 
 
 def trials(side: int, stride: int, seed: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """One image and several, square and not, as large as the view and larger; whole and in part."""
+    """Yield images and regions: one and several, square and not, as large as the view and larger, whole and in part."""
     draw = torch.Generator().manual_seed(seed)
     sizes = ((1, side, side), (3, side, side), (2, side, side + stride + 3), (1, side + side // 2, side))
     for n, (count, height, width) in enumerate(sizes):
@@ -75,17 +74,19 @@ def trials(side: int, stride: int, seed: int) -> Iterator[tuple[Tensor, Tensor |
 
 
 def _pixels(images: Tensor) -> Tensor:
-    """In [0, 1] (N, 3, H, W) -> uint8 (N, H, W, 3)"""
+    """Convert values in [0, 1] to bytes. (N, 3, H, W) -> (N, H, W, 3)"""
     return (255 * images).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
 class _Worst:
+    """Collects the differences of one output."""
+
     def __init__(self, name: str) -> None:
         self.name = name
         self.absolute, self.relative, self.cosine = [0.0], [0.0], [1.0]
 
     def add(self, wanted: NDArray[np.float32], got: NDArray[np.float32]) -> None:
-        """(N, …) each"""
+        """Compare the outputs of N images."""
         assert wanted.shape == got.shape, f"{self.name}: {wanted.shape} and {got.shape}"
         for want, have in zip(wanted.astype(np.float64), got.astype(np.float64), strict=True):
             gap = float(np.abs(want - have).max())
@@ -96,12 +97,12 @@ class _Worst:
             self.cosine.append(cosine(want.ravel(), have.ravel()))
 
     def difference(self) -> Difference:
-        """numpy's extremes, unlike Python's, are nan if one of the values is."""
-        smallest = float(np.min(self.cosine)) if self.name in VECTORS else None
+        """Return the worst of them; numpy's extremes, unlike Python's, are nan if one of the values is."""
+        smallest = None if self.name in (ATTENTION, RESPONSES) else float(np.min(self.cosine))
         return Difference(self.name, float(np.max(self.absolute)), float(np.max(self.relative)), smallest)
 
 
 def cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:
-    """Of two vectors; 1 if both are zero."""
+    """Return the cosine of two vectors; 1 if both are zero."""
     length = float(np.linalg.norm(a) * np.linalg.norm(b))
     return float(a @ b) / length if length > 0 else float(not a.any() and not b.any())

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Self
 
 import numpy as np
 import torch
@@ -19,20 +19,24 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from finesight.data.cache import cache_side
-from finesight.data.decode import to_rgb
-from finesight.data.geometry import Geometry, read_resized
-from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD, center_view
-from finesight.errors import FineSightError, SkipImage
+from finesight.data.color import normalize
+from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD
+from finesight.errors import FineSightError, unknown
+from finesight.features.encoder_folder import CONFIG, WEIGHTS, encoder_folder
+from finesight.features.preprocess import cached_pixels, require_view
+from finesight.io.atomic import atomic_path
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling import attention_mask, energy_map, mask_kind, object_share, pool_by_name, uses_rationale
-from finesight.nn.pooling_config import ORACLES, POOLINGS, AnyPooling, MaskName, PoolingName
+from finesight.nn.pooling import attention_mask, energy_map, object_share
+from finesight.nn.pooling_config import PoolingName
+from finesight.nn.poolings import RATIONALE, Pooling, branch_mask_name, find_pooling, offered_poolings
 from finesight.rationale.branch import FittingBranch, branch_mask
 from finesight.rationale.config import RationaleConfig
 
+if TYPE_CHECKING:
+    from finesight.data.cache import DecodedCache
+
 ImageLike = str | Path | Image.Image
-CONFIG, WEIGHTS = "encoder.json", "encoder.safetensors"
 FORMAT = 1
 
 
@@ -52,16 +56,16 @@ class EncoderConfig(BaseModel):
 
 
 @dataclass(frozen=True)
-class Encoded:
-    """Features by pooling, and every mask there is to pool with, of N images."""
+class EncoderOutput:
+    """Features of N images by pooling, and every mask there is to pool with."""
 
-    features: dict[AnyPooling, Tensor]  # (N, C) each
-    masks: dict[MaskName, Tensor]  # (N, H, W) each, in [0, 1]; "energy" always
+    features: dict[str, Tensor]  # (N, D) each
+    masks: dict[str, Tensor]  # (N, H, W) each, in [0, 1]; "energy" always
 
     @property
     def attention(self) -> Tensor:
-        """The rationale's where there is one, else channel energy."""
-        return self.masks.get("rationale", self.masks["energy"])
+        """The rationale's mask where there is one, else channel energy."""
+        return self.masks.get(RATIONALE, self.masks["energy"])
 
 
 class Encoder(nn.Module):
@@ -70,9 +74,8 @@ class Encoder(nn.Module):
     def __init__(self, config: EncoderConfig, backbone: Backbone, branch: FittingBranch | None = None) -> None:
         super().__init__()
         self.config, self.backbone, self.branch = config, backbone, branch
-        self.others: dict[str, FittingBranch] = {}  # more branches to pool with, for comparing; never saved
-        if uses_rationale(config.pooling) and branch is None:
-            raise FineSightError(f"Pooling {config.pooling!r} needs a trained rationale; this encoder has none.")
+        self.extra_branches: Mapping[str, FittingBranch] = {}  # to pool with for comparison; never saved
+        self.require_branch(find_pooling(config.pooling))
         self.eval()
 
     @property
@@ -85,23 +88,29 @@ class Encoder(nn.Module):
 
     # --- use ------------------------------------------------------------------------------------------------------
 
-    def embed(self, images: ImageLike | Tensor | Sequence[ImageLike], pooling: PoolingName | None = None) -> Tensor:
-        """Features (N, C), float32 on the CPU, not normalized. A feature does not depend on the other images."""
+    def embed(self, images: ImageLike | Tensor | Sequence[ImageLike], pooling: str | None = None) -> Tensor:
+        """Return features (N, D), float32 on the CPU, not normalized. A feature does not depend on the other images."""
         name = pooling or self.config.pooling
         return self.encode(self.prepare(images), (name,)).features[name]
 
     def attend(self, images: ImageLike | Tensor | Sequence[ImageLike]) -> Tensor:
-        """Attention masks (N, H, W) in [0, 1]: the rationale's where there is one, else channel energy."""
+        """Return attention masks (N, H, W) in [0, 1]: the rationale's where there is one, else channel energy."""
         return self.encode(self.prepare(images), ()).attention
 
-    def pooled(self, pooling: PoolingName) -> Encoder:
-        """The same network with another pooling; ``attend`` then shows what that pooling looks at."""
-        keep = uses_rationale(pooling)
+    def with_pooling(self, pooling: str) -> Encoder:
+        """Return the same network with another pooling; ``attend`` then shows what that pooling looks at."""
+        keep = find_pooling(pooling).needs_branch
         changes = {"pooling": pooling, "rationale": self.config.rationale if keep else None}
         return Encoder(self.config.model_copy(update=changes), self.backbone, self.branch if keep else None)
 
     def prepare(self, images: ImageLike | Tensor | Sequence[ImageLike]) -> Tensor:
-        """To a normalized (N, 3, R, R): short side 8/7 R, center crop, as in training's evaluation."""
+        """Return normalized views (N, 3, R, R): short side 8/7 R, center crop. A tensor is taken as it is.
+
+        Raises
+        ------
+        FineSightError
+            If there are no images, one cannot be read, or a tensor has another shape.
+        """
         if isinstance(images, Tensor):
             if images.ndim != 4 or images.shape[1] != 3:
                 raise FineSightError(f"A tensor of images must be (N, 3, height, width), got {tuple(images.shape)}.")
@@ -110,102 +119,102 @@ class Encoder(nn.Module):
             images = [images]
         if not images:
             raise FineSightError("There are no images to embed.")
-        return torch.cat([self._view(image) for image in images])
+        return self.normalize(np.stack([require_view(image, self.config.resolution).pixels for image in images]))
 
-    def _view(self, image: ImageLike) -> Tensor:
-        side = cache_side(self.config.resolution)
-        try:
-            if isinstance(image, Image.Image):
-                upright = to_rgb(image)
-                pixels = np.asarray(Geometry.fit(upright.width, upright.height, side).resize(upright))
-            else:
-                pixels, _ = read_resized(image, side)
-        except SkipImage as skip:
-            raise FineSightError(f"{image} cannot be used: {skip}") from None
-        canvas = torch.from_numpy(pixels.copy()).permute(2, 0, 1)[None]  # (h, w, 3) -> (1, 3, h, w)
-        return self.view(canvas, torch.tensor([pixels.shape[:2]]))
+    def cached_views(self, cache: DecodedCache, indices: Iterable[int]) -> Tensor:
+        """Return the normalized views (N, 3, R, R) of images in the decoded cache."""
+        return self.normalize(cached_pixels(cache, indices, self.config.resolution))
 
-    def view(self, canvas: Tensor, sizes: Tensor) -> Tensor:
-        """Decoded pixels (a cache batch) to the normalized view the encoder expects."""
-        return center_view(canvas, sizes, self.config.resolution, self.config.mean, self.config.std)
+    def normalize(self, pixels: NDArray[np.uint8]) -> Tensor:
+        """Return views as the network takes them. (N, R, R, 3) -> (N, 3, R, R)"""
+        images = torch.from_numpy(pixels).permute(0, 3, 1, 2).contiguous().float().div_(255)
+        return normalize(images, self.config.mean, self.config.std)
 
     @torch.no_grad()
     def encode(
         self,
         views: Tensor,
-        poolings: Sequence[AnyPooling],
+        poolings: Sequence[str],
         objects: Tensor | None = None,
         regions: Tensor | None = None,
-    ) -> Encoded:
-        """Features under each of ``poolings``, and the masks. An oracle pooling needs ``objects`` (N, R, R): where the
-        object is in each view; an image whose object is nowhere is pooled plainly. ``regions`` (N, R, R) narrow every
-        pooling to a part of each view, a pixel counting by its share in it; the masks stay whole.
+    ) -> EncoderOutput:
+        """Return features under each of ``poolings``, and the masks.
 
         One image at a time on the CPU: kernels chosen by batch size would otherwise change a feature's last bits with
         its batch-mates. On a GPU the batch goes through as it is, and so it does for the reading ``released``, whose
         masks are meant to depend on the batch.
+
+        Parameters
+        ----------
+        objects
+            (N, R, R): where the object is in each view, for oracle poolings. An image whose object is nowhere is
+            pooled plainly.
+        regions
+            (N, R, R): the share of each pixel in the part of the view that alone is pooled. The masks stay whole.
         """
         self._check(poolings, views, objects, regions)
-        together = self.device.type != "cpu" or self._mask_range == "batch"
-        size = len(views) if together else 1
-        pieces = torch.split(views, size)
-        shapes, parts = (
-            torch.split(given, size) if given is not None else [None] * len(pieces) for given in (objects, regions)
-        )
-        encoded = [self._encode(piece, poolings, *more) for piece, *more in zip(pieces, shapes, parts, strict=True)]
-        return Encoded(
-            {name: torch.cat([e.features[name] for e in encoded]).cpu() for name in poolings},
-            {kind: torch.cat([e.masks[kind] for e in encoded]).cpu() for kind in encoded[0].masks},
+        rationale = self.config.rationale
+        is_batched = self.device.type != "cpu" or (rationale is not None and rationale.mask_range == "batch")
+        size = len(views) if is_batched else 1
+        pieces = (repeat(None) if x is None else torch.split(x, size) for x in (views, objects, regions))
+        outputs = [self._encode(poolings, *piece) for piece in zip(*pieces, strict=False)]
+        return EncoderOutput(
+            {name: torch.cat([output.features[name] for output in outputs]).cpu() for name in poolings},
+            {name: torch.cat([output.masks[name] for output in outputs]).cpu() for name in outputs[0].masks},
         )
 
-    def _check(
-        self, poolings: Sequence[AnyPooling], views: Tensor, objects: Tensor | None, regions: Tensor | None
-    ) -> None:
-        for name in poolings:
-            if uses_rationale(name) and self.branch is None:
-                raise FineSightError(f"Pooling {name!r} needs a trained rationale; this encoder has none.")
-            kind = mask_kind(name)
-            if kind is not None and kind not in ("energy", "rationale", "box", *map(other_mask, self.others)):
-                raise FineSightError(f"There is no pooling {name!r}. There are: {', '.join(POOLINGS)}.")
-            if name in ORACLES and objects is None:
-                raise FineSightError(f"Pooling {name!r} is a control: it needs to be told where the objects are.")
+    def _encode(
+        self, poolings: Sequence[str], views: Tensor, objects: Tensor | None, regions: Tensor | None
+    ) -> EncoderOutput:
+        phi = self.backbone(views.to(self.device)).float()
+        shares = (None if x is None else object_share(x.to(self.device), *phi.shape[2:]) for x in (objects, regions))
+        return self.pool(phi, poolings, *shares)
+
+    def pool(
+        self, phi: Tensor, poolings: Sequence[str], objects: Tensor | None = None, regions: Tensor | None = None
+    ) -> EncoderOutput:
+        """Pool φ (N, C, H, W) as ``encode`` does; objects and regions are shares of the cells, (N, H, W)."""
+        masks = self.masks(phi) | ({} if objects is None else {"box": objects})
+        chosen = {name: find_pooling(name) for name in poolings}
+        responses = None
+        if self.branch is not None and any(pooling.per_projection for pooling in chosen.values()):
+            responses = self.branch.responses(phi)
+        return EncoderOutput({name: pooling(phi, masks, responses, regions) for name, pooling in chosen.items()}, masks)
+
+    def masks(self, phi: Tensor) -> dict[str, Tensor]:
+        """Return channel energy and, of every branch, A' of Eq. 8. (N, C, H, W) -> (N, H, W) each"""
+        masks = {"energy": attention_mask(energy_map(phi))}
+        if self.branch is not None and (rationale := self.config.rationale) is not None:
+            extra = {branch_mask_name(name): branch for name, branch in self.extra_branches.items()}
+            branches = {RATIONALE: self.branch, **extra}
+            masks |= {name: branch_mask(branch, phi, rationale) for name, branch in branches.items()}
+        return masks
+
+    def require_branch(self, pooling: Pooling) -> None:
+        """Raise ``FineSightError`` if the pooling needs a branch and this encoder has none."""
+        if pooling.needs_branch and self.branch is None:
+            raise FineSightError(f"Pooling {pooling.name!r} needs a trained rationale; this encoder has none.")
+
+    def _check(self, poolings: Sequence[str], views: Tensor, objects: Tensor | None, regions: Tensor | None) -> None:
+        known = {"energy", RATIONALE, "box", *map(branch_mask_name, self.extra_branches)}
+        for pooling in map(find_pooling, poolings):
+            self.require_branch(pooling)
+            if pooling.shown_mask not in known:
+                raise unknown("pooling", pooling.name, offered_poolings())
+            if pooling.needs_objects and objects is None:
+                raise FineSightError(f"Pooling {pooling.name!r} is a control: it must be told where the objects are.")
         for what, given in (("objects", objects), ("regions", regions)):
             if given is not None and given.shape != (len(views), *views.shape[2:]):
                 raise ValueError(f"views {tuple(views.shape)} but {what} {tuple(given.shape)}")
 
-    def _encode(
-        self, views: Tensor, poolings: Sequence[AnyPooling], objects: Tensor | None, regions: Tensor | None
-    ) -> Encoded:
-        phi = self.backbone(views.to(self.device)).float()
-        masks: dict[MaskName, Tensor] = {"energy": attention_mask(energy_map(phi))}
-        if self.branch is not None:
-            masks["rationale"] = self.mask(phi)
-            masks |= {other_mask(name): self.mask(phi, branch) for name, branch in self.others.items()}
-        if objects is not None:
-            masks["box"] = object_share(objects.to(self.device), *phi.shape[2:])
-        responses = self.branch.responses(phi) if self.branch is not None and "bilinear" in poolings else None
-        cover = None if regions is None else object_share(regions.to(self.device), *phi.shape[2:])
-        return Encoded({name: pool_by_name(name, phi, masks, responses, cover) for name in poolings}, masks)
-
-    def mask(self, phi: Tensor, branch: FittingBranch | None = None) -> Tensor:
-        """A' of Eq. 8, by the encoder's branch or another. (N, C, H, W) -> (N, H, W)"""
-        branch = branch or self.branch
-        if branch is None or self.config.rationale is None:
-            return attention_mask(energy_map(phi))
-        return branch_mask(branch, phi, self.config.rationale)
-
-    @property
-    def _mask_range(self) -> Literal["image", "batch"]:
-        return self.config.rationale.mask_range if self.config.rationale is not None else "image"
-
-    def beside(self, others: dict[str, FittingBranch]) -> Encoder:
-        """The same network with more branches to pool by (``rationale:NAME``), each in the same pass."""
+    def with_branches(self, branches: Mapping[str, FittingBranch]) -> Encoder:
+        """Return the same network with more branches to pool by (``rationale:NAME``), all in one pass."""
         encoder = Encoder(self.config, self.backbone, self.branch)
-        encoder.others = others
+        encoder.extra_branches = branches
         return encoder
 
     def fresh_branch(self, seed: int) -> FittingBranch:
-        """A branch as training finds it: what it pools is the control for having learned."""
+        """Return an untrained branch: what it pools is the control for having learned."""
         assert self.config.rationale is not None
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(seed)
@@ -214,28 +223,25 @@ class Encoder(nn.Module):
     # --- on disk --------------------------------------------------------------------------------------------------
 
     def save(self, folder: str | Path) -> None:
-        """A folder with JSON and safetensors, put into place in one move."""
+        """Write a folder with JSON and safetensors; it replaces an older one when it is complete."""
         folder = Path(folder)
-        folder.parent.mkdir(parents=True, exist_ok=True)
-        scratch = folder.with_name(f".{folder.name}.tmp")
-        shutil.rmtree(scratch, ignore_errors=True)  # of a process that was killed
-        scratch.mkdir()
-        try:
+        with atomic_path(folder) as scratch:
+            scratch.mkdir()
             (scratch / CONFIG).write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
             save_file({k: v.contiguous().cpu() for k, v in self.state_dict().items()}, scratch / WEIGHTS)
             if folder.exists():
                 shutil.rmtree(folder)
-            os.replace(scratch, folder)
-        except BaseException:
-            shutil.rmtree(scratch, ignore_errors=True)
-            raise
 
     @classmethod
     def load(cls, folder: str | Path) -> Self:
-        """From an encoder folder or from the run folder that holds one. Nothing is unpickled."""
-        folder = Path(folder)
-        if not (folder / CONFIG).exists() and (folder / "encoder" / CONFIG).exists():
-            folder = folder / "encoder"
+        """Load from an encoder folder, or from the run folder that holds one. Nothing is unpickled.
+
+        Raises
+        ------
+        FineSightError
+            If there is no encoder, or it is damaged.
+        """
+        folder = encoder_folder(folder)
         if not (folder / CONFIG).exists():
             raise FineSightError(_nothing_to_load(folder))
         try:
@@ -252,15 +258,10 @@ class Encoder(nn.Module):
 
     @classmethod
     def untrained(cls, config: EncoderConfig, *, load: bool = True) -> Self:
-        """The backbone as its weights are, with a fresh branch where the rationale asks for one."""
+        """Return the backbone with its own weights, and a fresh branch where the configuration has a rationale."""
         backbone = Backbone(config.backbone, load=load)
         branch = FittingBranch(backbone.channels, config.rationale) if config.rationale else None
         return cls(config, backbone, branch)
-
-
-def other_mask(name: str) -> MaskName:
-    """What the mask of one of ``Encoder.others`` is called; a pooling by it is this, or this with ``-gem``."""
-    return f"rationale:{name}"
 
 
 def _nothing_to_load(folder: Path) -> str:
@@ -271,14 +272,14 @@ def _nothing_to_load(folder: Path) -> str:
 
 @torch.no_grad()
 def projection_responses(encoder: Encoder, views: Tensor) -> NDArray[np.float32]:
-    """(M, 3, R, R) -> (M, K, H, W)"""
+    """Return what each projection answers at each cell. (N, 3, R, R) -> (N, K, H, W)"""
     assert encoder.branch is not None
     answers: NDArray[np.float32] = encoder.branch.responses(encoder.backbone(views.to(encoder.device))).cpu().numpy()
     return answers
 
 
 def pixels(encoder: Encoder, view: Tensor) -> NDArray[np.uint8]:
-    """A normalized view back to a picture. (3, R, R) -> (R, R, 3)"""
+    """Turn a normalized view back into a picture. (3, R, R) -> (R, R, 3)"""
     mean, std = (torch.tensor(v).view(3, 1, 1) for v in (encoder.config.mean, encoder.config.std))
     picture: NDArray[np.uint8] = ((view * std + mean) * 255).round().clamp(0, 255).byte().permute(1, 2, 0).numpy()
     return picture

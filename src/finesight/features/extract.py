@@ -1,4 +1,4 @@
-"""Features and masks of many images, extracted once from the decoded cache."""
+"""Extract features and masks of many images from the decoded cache, with one forward pass."""
 
 from __future__ import annotations
 
@@ -13,97 +13,89 @@ from finesight.data.cache import DecodedCache
 from finesight.data.sources import ImageSource
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
+from finesight.features.preprocess import center_crop
 from finesight.features.wide import WIDE, Features, WideRows
 from finesight.io.progress import track
-from finesight.nn.pooling import mask_kind
-from finesight.nn.pooling_config import ORACLES, AnyPooling, MaskName
+from finesight.nn.poolings import RATIONALE, find_pooling
 
 BATCH = 64
 
 
 @dataclass(frozen=True)
 class Extracted:
-    """In the order of the indices asked for."""
+    """Features by pooling and masks by name, in the order of the indices that were given."""
 
-    features: dict[AnyPooling, Features]  # (N, C) each
-    masks: dict[MaskName, NDArray[np.float32]]  # (N, H, W) each
+    features: dict[str, Features]  # (N, D) each
+    masks: dict[str, NDArray[np.float32]]  # (N, H, W) each
     attention: NDArray[np.float32]  # (N, H, W): one of the masks
 
-    def only(self, name: AnyPooling) -> Extracted:
-        """What ``name`` alone would have given: its attention is the mask it used, channel energy if it used none."""
-        kind = shown_mask(name)
-        return Extracted({name: self.features[name]}, {kind: self.masks[kind]}, self.masks[kind])
-
-
-def shown_mask(name: AnyPooling) -> MaskName:
-    """The mask that stands for a pooling in pictures: channel energy for one that weighs nothing."""
-    return mask_kind(name) or "energy"
+    def only(self, name: str) -> Extracted:
+        """Return what ``name`` alone would have given: its attention is the mask it used, else channel energy."""
+        mask = find_pooling(name).shown_mask
+        return Extracted({name: self.features[name]}, {mask: self.masks[mask]}, self.masks[mask])
 
 
 def extract(
     encoder: Encoder,
     cache: DecodedCache,
     indices: NDArray[np.int64],
-    poolings: Sequence[AnyPooling],
+    poolings: Sequence[str],
     *,
     progress: bool = True,
 ) -> Extracted:
-    """Embed ``indices`` of the cache under each pooling with one forward pass.
+    """Embed ``indices`` of the cache under each pooling.
 
     Features of more than ``WIDE`` numbers come as ``WideRows``, others as float32 arrays.
+
+    Raises
+    ------
+    FineSightError
+        If a pooling needs annotated objects and the data has none.
     """
-    oracles = [name for name in poolings if name in ORACLES]
+    oracles = [name for name in poolings if find_pooling(name).needs_objects]
     if oracles and not has_objects(cache.source):
         raise FineSightError(
             f"Pooling {oracles[0]!r} looks at the annotated object, and {cache.source.root} has neither object masks "
             "nor boxes. Leave it out, or give a data set that has them (CUB-200-2011, the drawn look-alikes)."
         )
-    features: dict[AnyPooling, Features] = {}
-    masks: dict[MaskName, NDArray[np.float32]] = {}
+    features: dict[str, Features] = {}
+    masks: dict[str, NDArray[np.float32]] = {}
     starts = range(0, len(indices), BATCH)
     for start in track(starts, len(starts), "embedding", show=progress):
-        piece = indices[start : start + BATCH]
-        objects = _objects(cache, piece, encoder.config.resolution) if oracles else None
-        encoded = encoder.encode(encoder.view(*cache.batch(piece)), poolings, objects)
-        if not masks:  # the first shows how much room there must be
-            features = {name: _room(len(indices), batch.numpy()) for name, batch in encoded.features.items()}
-            masks = {
-                kind: np.empty((len(indices), *batch.shape[1:]), np.float32) for kind, batch in encoded.masks.items()
-            }
-        for name, batch in encoded.features.items():
-            features[name][start : start + BATCH] = batch.numpy()
-        for kind, batch in encoded.masks.items():
-            masks[kind][start : start + BATCH] = batch.numpy()
-    return Extracted(features, masks, masks.get("rationale", masks["energy"]))
+        rows = slice(start, start + BATCH)
+        objects = _objects(cache, indices[rows], encoder.config.resolution) if oracles else None
+        output = encoder.encode(encoder.cached_views(cache, indices[rows]), poolings, objects)
+        if not masks:  # the first batch shows how large the arrays must be
+            features = {name: _empty(len(indices), batch.shape[1]) for name, batch in output.features.items()}
+            shape = len(indices), *output.attention.shape[1:]
+            masks = {name: np.empty(shape, np.float32) for name in output.masks}
+        for name, batch in output.features.items():
+            features[name][rows] = batch.numpy()
+        for name, batch in output.masks.items():
+            masks[name][rows] = batch.numpy()
+    return Extracted(features, masks, masks.get(RATIONALE, masks["energy"]))
 
 
-def _room(count: int, batch: NDArray[np.float32]) -> Features:
-    width = batch.shape[1]
+def _empty(count: int, width: int) -> Features:
     return WideRows.empty(count, width) if width > WIDE else np.empty((count, width), np.float32)
 
 
 def has_objects(source: ImageSource) -> bool:
-    """Is it known where the objects are?"""
+    """Return whether it is known where the objects are."""
     return source.masks is not None or source.boxes is not None
 
 
 def object_masks(
     cache: DecodedCache, indices: NDArray[np.int64], resolution: int
 ) -> Iterator[NDArray[np.bool_] | None]:
-    """Where the object is in the center crop that the encoder sees."""
+    """Yield where the object is in the view of each image, (R, R), or None where that is unknown."""
     for i in indices:
         mask = cache.mask(int(i))
-        yield None if mask is None else _center(mask, resolution)
+        yield None if mask is None else center_crop(mask, resolution)
 
 
 def _objects(cache: DecodedCache, indices: NDArray[np.int64], resolution: int) -> torch.Tensor:
-    """(N, R, R); an image whose object is unknown has it nowhere."""
+    """Return object masks (N, R, R); an image whose object is unknown has it nowhere."""
     nowhere = np.zeros((resolution, resolution), dtype=bool)
     masks = [nowhere if mask is None else mask for mask in object_masks(cache, indices, resolution)]
     return torch.from_numpy(np.stack(masks))
-
-
-def _center(mask: NDArray[np.bool_], resolution: int) -> NDArray[np.bool_]:
-    """The rows and columns ``center_view`` takes."""
-    top, left = (round((side - resolution) / 2) for side in mask.shape)
-    return mask[top : top + resolution, left : left + resolution]

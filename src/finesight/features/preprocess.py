@@ -1,11 +1,12 @@
-"""A picture to the square part of it that the network sees, without torch: the pixels of the encoder's own view."""
+"""The one way a picture becomes the square view that a network sees; without torch, as searching needs none."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,8 +14,11 @@ from PIL import Image
 
 from finesight.data.decode import read_image_and_size, to_rgb
 from finesight.data.geometry import Geometry, cache_side
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, SkipImage
 from finesight.features.types import Box, View
+
+if TYPE_CHECKING:
+    from finesight.data.cache import DecodedCache
 
 Picture = str | Path | Image.Image | IO[bytes]
 WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
@@ -22,32 +26,60 @@ LEAST = 1e-6  # of a box's width and height
 
 
 def picture_view(picture: Picture, resolution: int, region: Box | None = None) -> View:
-    """The center of a picture, as in evaluation; ``SkipImage`` says why a file cannot be used.
+    """Return the center of a picture: its short side is resized to 8/7 R, then R × R pixels are cropped.
 
-    With a ``region`` that the center does not hold, the window moves, at the same scale, to where it holds as much of
-    it as it can.
+    With a ``region`` that the center does not hold, the crop moves, at the same scale, to where it holds as much of it
+    as it can.
+
+    Raises
+    ------
+    SkipImage
+        If the picture cannot be read.
     """
-    image, (width, height) = _opened(picture, cache_side(resolution))
+    image, (width, height) = _open(picture, cache_side(resolution))
     geometry = Geometry.fit(width, height, cache_side(resolution))
     spans: tuple[Span, Span] = (None, None)
     if region is not None:
-        x, y, w, h = checked_box(region)
+        x, y, w, h = check_box(region)
         spans = (x * width, (x + w) * width), (y * height, (y + h) * height)
-        geometry = _moved(geometry, *spans)
+        geometry = _move(geometry, *spans)
     pixels = np.asarray(geometry.resize(image))
     left, top = _corner(geometry, resolution, *spans)
     window = np.ascontiguousarray(pixels[top : top + resolution, left : left + resolution])
     return View(window, _shares(geometry, left, top, resolution), width, height)
 
 
+def require_view(picture: Picture, resolution: int, region: Box | None = None) -> View:
+    """Return ``picture_view``; a picture that cannot be read is a ``FineSightError``."""
+    try:
+        return picture_view(picture, resolution, region)
+    except SkipImage as skip:
+        raise FineSightError(f"{picture} cannot be used: {skip}") from None
+
+
+def cached_pixels(cache: DecodedCache, indices: Iterable[int], resolution: int) -> NDArray[np.uint8]:
+    """Return the views of images in the decoded cache, whose short side is 8/7 R already. -> (N, R, R, 3)"""
+    return np.stack([center_crop(cache.image(int(i)), resolution) for i in indices])
+
+
+def center_crop(pixels: NDArray[Any], resolution: int) -> NDArray[Any]:
+    """Return the center R × R pixels of a decoded image or mask, no resampling. (h, w, ...) -> (R, R, ...)"""
+    if min(pixels.shape[:2]) < resolution:
+        raise ValueError(
+            f"a center view of {resolution} px needs images at least as large, got {min(pixels.shape[:2])} px"
+        )
+    top, left = (_center(size, resolution) for size in pixels.shape[:2])
+    return pixels[top : top + resolution, left : left + resolution]
+
+
 def center_box(width: int, height: int, resolution: int) -> Box:
-    """Where the view of a whole picture lies in it, without reading the picture."""
+    """Return where the view of a whole picture lies in it, without reading the picture."""
     geometry = Geometry.fit(width, height, cache_side(resolution))
     return _shares(geometry, *_corner(geometry, resolution, None, None), resolution)
 
 
 def region_share(view: View, region: Box) -> NDArray[np.float32]:
-    """The share of each pixel of a view that the region covers. -> (R, R)"""
+    """Return the share of each pixel of a view that the region covers. -> (R, R)"""
     side = view.pixels.shape[0]
     x, y, width, height = region
     left, top, view_width, view_height = view.box
@@ -57,8 +89,14 @@ def region_share(view: View, region: Box) -> NDArray[np.float32]:
     return share
 
 
-def checked_box(box: Box) -> Box:
-    """A box that lies in the picture and is not empty, or an error that says how one is given."""
+def check_box(box: Box) -> Box:
+    """Return the box clipped to the picture.
+
+    Raises
+    ------
+    FineSightError
+        If the box is empty or not in the picture; the message says how one is given.
+    """
     x, y, width, height = box
     inside = x >= 0 and y >= 0 and x + width <= 1 + LEAST and y + height <= 1 + LEAST
     if not all(map(math.isfinite, box)) or not inside or width < LEAST or height < LEAST:
@@ -69,8 +107,8 @@ def checked_box(box: Box) -> Box:
     return x, y, min(width, 1 - x), min(height, 1 - y)
 
 
-def parsed_box(text: str) -> Box:
-    """A box as it is typed: ``0.25,0.1,0.5,0.4``."""
+def parse_box(text: str) -> Box:
+    """Read a box as it is typed: ``0.25,0.1,0.5,0.4``. Anything else is a ``FineSightError``."""
     try:
         x, y, width, height = map(float, text.split(","))
     except ValueError:
@@ -78,21 +116,22 @@ def parsed_box(text: str) -> Box:
             f"The box {text!r} is not four numbers: x,y,width,height as shares of the picture, for example "
             "0.25,0.1,0.5,0.4."
         ) from None
-    return checked_box((x, y, width, height))
+    return check_box((x, y, width, height))
 
 
 Span = tuple[float, float] | None  # where a region begins and ends along one side
 
 
-def _opened(picture: Picture, side: int) -> tuple[Image.Image, tuple[int, int]]:
+def _open(picture: Picture, side: int) -> tuple[Image.Image, tuple[int, int]]:
+    """Return the upright RGB image, perhaps decoded at a smaller scale, and the size of the picture itself."""
     if isinstance(picture, Image.Image):
         upright = to_rgb(picture)
         return upright, upright.size
-    return read_image_and_size(picture, at_least=2 * side)  # as ``read_resized``
+    return read_image_and_size(picture, at_least=2 * side)  # as for the cache
 
 
-def _moved(geometry: Geometry, across: Span, down: Span) -> Geometry:
-    """Of a long panorama only the middle is kept: the part that is kept moves to the region."""
+def _move(geometry: Geometry, across: Span, down: Span) -> Geometry:
+    """Move the part of a long panorama that is kept, by default its middle, to the region."""
     x, y, width, height = geometry.crop
     x = _held(x, width, geometry.original[0], across)
     y = _held(y, height, geometry.original[1], down)
@@ -100,11 +139,11 @@ def _moved(geometry: Geometry, across: Span, down: Span) -> Geometry:
 
 
 def _corner(geometry: Geometry, resolution: int, across: Span, down: Span) -> tuple[int, int]:
-    """Left and top of the window in the resized picture."""
+    """Return left and top of the crop in the resized picture."""
     x, y, width, height = geometry.crop
     starts = []
     for size, begin, length, span in ((geometry.size[1], x, width, across), (geometry.size[0], y, height, down)):
-        center = round((size - resolution) / 2)  # half to even, as ``center_view``
+        center = _center(size, resolution)
         scale = size / length
         within = None if span is None else ((span[0] - begin) * scale, (span[1] - begin) * scale)
         start = _held(center, resolution, size, within)
@@ -112,8 +151,12 @@ def _corner(geometry: Geometry, resolution: int, across: Span, down: Span) -> tu
     return starts[0], starts[1]
 
 
+def _center(size: int, resolution: int) -> int:
+    return round((size - resolution) / 2)  # half to even, as torchvision
+
+
 def _held(start: float, length: float, room: float, span: Span) -> float:
-    """The start of a window nearest to ``start`` at which it holds as much of ``span`` as it can."""
+    """Return the start nearest to ``start`` at which a window holds as much of ``span`` as it can."""
     if span is None:
         return start
     low, high = sorted((span[0], span[1] - length))
@@ -121,6 +164,7 @@ def _held(start: float, length: float, room: float, span: Span) -> float:
 
 
 def _shares(geometry: Geometry, left: int, top: int, side: int) -> Box:
+    """Return a square of the resized picture as shares of the original."""
     x, y, width, height = geometry.crop
     (w, h), (rows, columns) = geometry.original, geometry.size
     across, down = width / columns, height / rows  # pixels of the original for one of the resized picture
@@ -128,7 +172,7 @@ def _shares(geometry: Geometry, left: int, top: int, side: int) -> Box:
 
 
 def _covered(low: float, high: float, side: int) -> NDArray[np.float64]:
-    """The share of each of ``side`` unit steps between ``low`` and ``high``."""
+    """Return the share of each of ``side`` unit steps that lies between ``low`` and ``high``."""
     steps = np.arange(side)
     share: NDArray[np.float64] = np.clip(np.minimum(high, steps + 1) - np.maximum(low, steps), 0, 1)
     return share

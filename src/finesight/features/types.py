@@ -39,5 +39,5 @@ class Embedder(Protocol):
     resolution: int
 
     def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
-        """``regions`` narrow the pooling to a part of the picture: shares of the picture, as ``View.box``."""
+        """Return one embedding per view; ``regions`` narrow the pooling to a part of the picture, as ``View.box``."""
         ...

@@ -1,4 +1,4 @@
-"""Features of a folder as a file other programs read."""
+"""Write the features of a folder as a file that other programs read."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
 from finesight.features.wide import Features
-from finesight.nn.pooling_config import PoolingName
+from finesight.io.atomic import atomic_path
 
 BLOCK_BYTES = 64 * 2**20  # of the features made ready for a file at a time
-SUFFIXES = (".npz", ".parquet", ".csv")
 
 
 def check_output(out: Path) -> None:
-    """Before hours of work, not after."""
-    if out.suffix.lower() not in SUFFIXES:
-        raise FineSightError(f"{out} must end in {', '.join(SUFFIXES[:-1])} or {SUFFIXES[-1]}.")
+    """Raise ``FineSightError`` if ``out`` cannot be written; called before the features are made."""
+    if out.suffix.lower() not in WRITERS:
+        *first, last = WRITERS
+        raise FineSightError(f"{out} must end in {', '.join(first)} or {last}.")
     if not out.absolute().parent.is_dir():
         raise FineSightError(f"The folder {out.absolute().parent} does not exist.")
 
@@ -36,12 +36,12 @@ def embed_images(
     images: str | Path,
     out: Path,
     *,
-    pooling: PoolingName | None = None,
+    pooling: str | None = None,
     cache_dir: Path | None = None,
     workers: int | None = None,
     progress: bool = True,
 ) -> tuple[int, int]:
-    """Write one feature per readable image, in the source's order, paths beside them. -> (written, skipped)"""
+    """Write the feature of each readable image with its path, in order; return how many, and how many were skipped."""
     check_output(out)
     cache = open_cache(
         open_source(images),
@@ -59,22 +59,13 @@ def embed_images(
 
 
 def write_features(paths: NDArray[np.str_], features: Features, out: Path) -> None:
-    """``paths`` and ``features`` in the format of the suffix, put into place in one move.
+    """Write ``paths`` and ``features`` in the format of the suffix, always as float32.
 
-    In float32 whatever the width, so that a reader need not care: wide features, which are kept in 16 bits with a scale
-    for each row, are widened a part at a time. CUB's at 65,536 numbers take 3.1 GB as npz.
+    Wide features, which are kept in 16 bits with a scale for each row, are widened a part at a time: CUB's at 65,536
+    numbers take 3.1 GB as npz.
     """
-    scratch = out.with_name(f".{out.name}.tmp{out.suffix}")
-    try:
-        if out.suffix.lower() == ".npz":
-            _write_npz(paths, features, scratch)
-        elif out.suffix.lower() == ".parquet":
-            _write_parquet(paths, features, scratch)
-        else:
-            _write_csv(paths, features, scratch)
-        os.replace(scratch, out)
-    finally:
-        scratch.unlink(missing_ok=True)
+    with atomic_path(out) as scratch:
+        WRITERS[out.suffix.lower()](paths, features, scratch)
 
 
 def _blocks(paths: NDArray[np.str_], features: Features) -> Iterator[tuple[slice, NDArray[np.float32]]]:
@@ -87,7 +78,7 @@ def _blocks(paths: NDArray[np.str_], features: Features) -> Iterator[tuple[slice
 
 
 def _write_npz(paths: NDArray[np.str_], features: Features, file: Path) -> None:
-    """What ``np.savez`` writes, without having all of it."""
+    """Write what ``np.savez`` does, without holding all of it in memory."""
     header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": features.shape}
     with zipfile.ZipFile(file, "w") as archive:
         with archive.open("paths.npy", "w", force_zip64=True) as stream:
@@ -103,7 +94,7 @@ def _write_parquet(paths: NDArray[np.str_], features: Features, file: Path) -> N
     import pyarrow.parquet as pq
 
     width = features.shape[1]
-    # its text is UTF-8: a name that is not has its odd bytes written out, as \xe9
+    # parquet's text is UTF-8: other bytes of a name are written out, as \xe9
     names = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths.tolist()]
     schema = pa.schema({"path": pa.string(), "feature": pa.list_(pa.float32(), width)})
     with pq.ParquetWriter(file, schema) as writer:
@@ -118,3 +109,6 @@ def _write_csv(paths: NDArray[np.str_], features: Features, file: Path) -> None:
         writer.writerow(["path", *(f"f{i}" for i in range(features.shape[1]))])
         for path, row in zip(paths, features, strict=True):
             writer.writerow([path, *(np.format_float_positional(v, trim="-") for v in row)])
+
+
+WRITERS = {".npz": _write_npz, ".parquet": _write_parquet, ".csv": _write_csv}

@@ -1,18 +1,16 @@
-"""φ (and a mask) to one feature: average, attention-weighted, GeM, attention inside GeM, or bilinear."""
+"""The tensor operations of ``nn.poolings``: masks, weighted and generalized means, bilinear features."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import adaptive_avg_pool2d
 
-from finesight.nn.pooling_config import AnyPooling, MaskName
-
 GEM_POWER = 3.0
 EPSILON = 1e-7  # the paper's 1e-7 of A'
+LEAST = 1e-6  # GeM sees no smaller activation
 
 
 def attention_mask(
@@ -43,7 +41,7 @@ def pool(phi: Tensor, mask: Tensor | None = None, *, gem: bool = False) -> Tenso
     A mask that is zero everywhere (a constant A) says nothing about *where*: the mean is plain then.
     """
     if gem:
-        phi = phi.clamp(min=1e-6).pow(GEM_POWER)
+        phi = phi.clamp(min=LEAST).pow(GEM_POWER)
     if mask is None:
         pooled = phi.mean((2, 3))
     else:
@@ -53,8 +51,8 @@ def pool(phi: Tensor, mask: Tensor | None = None, *, gem: bool = False) -> Tenso
     return pooled.pow(1 / GEM_POWER) if gem else pooled
 
 
-def wide(x: Tensor) -> Tensor:
-    """At least fp32: GradCAM is near 1e-4, where half precision has no digits left."""
+def upcast(x: Tensor) -> Tensor:
+    """Convert to at least float32: GradCAM is near 1e-4, where half precision has no digits left."""
     return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
@@ -88,38 +86,8 @@ def object_share(objects: Tensor, height: int, width: int) -> Tensor:
     return adaptive_avg_pool2d(objects.float()[:, None], (height, width))[:, 0]
 
 
-def mask_kind(name: AnyPooling) -> MaskName | None:
-    """Which mask weighs the positions; none where all count alike. Of bilinear pooling, the one that sums it up."""
-    kind = "rationale" if name == "bilinear" else name.removesuffix("-gem")
-    return None if kind in ("average", "gem") else kind
-
-
-def uses_rationale(name: AnyPooling) -> bool:
-    """By the encoder's own branch or by another one."""
-    return name.startswith(("rationale", "bilinear"))
-
-
-def pool_by_name(
-    name: AnyPooling,
-    phi: Tensor,
-    masks: Mapping[MaskName, Tensor],
-    responses: Tensor | None = None,
-    cover: Tensor | None = None,
-) -> Tensor:
-    """The named pooling, by the one of ``masks`` that it needs, or by every projection's response.
-
-    ``cover`` (N, H, W) narrows it to a part: each cell counts by its share in the part, whatever else it counts by.
-    """
-    if name == "bilinear":
-        assert responses is not None
-        return bilinear(phi, responses if cover is None else responses * cover[:, None])
-    kind = mask_kind(name)
-    mask = masks[kind] if kind is not None else None
-    return pool(phi, mask if cover is None else narrowed(mask, cover), gem=name.endswith("gem"))
-
-
-def narrowed(mask: Tensor | None, cover: Tensor) -> Tensor:
-    """Mask × cover; a mask that sees nothing in the part leaves all of the part alike. (N, H, W) -> (N, H, W)"""
+def narrow_mask(mask: Tensor | None, cover: Tensor) -> Tensor:
+    """Return mask × cover; where that is zero everywhere, all of the part counts alike. (N, H, W) -> (N, H, W)"""
     if mask is None:
         return cover
     inside = mask * cover

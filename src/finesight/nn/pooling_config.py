@@ -1,11 +1,31 @@
-"""Names of the poolings, apart from their code so that configuration stays light to import."""
+"""Names of poolings as settings: what a configuration may hold is asked of the registry."""
 
-from typing import Literal, get_args
+from __future__ import annotations
 
-PoolingName = Literal["average", "gem", "energy", "energy-gem", "rationale", "rationale-gem", "bilinear"]
-TrainPooling = Literal["average", "rationale", "bilinear"]  # what a head sees of φ while training
-OracleName = Literal["box", "box-gem"]  # controls: the mask is the annotated object, which no user's folder has
-AnyPooling = str  # one of both, or "rationale:NAME" and "rationale:NAME-gem": by another branch beside the encoder's
-MaskName = str  # "energy", "rationale", "rationale:NAME" or "box"
-POOLINGS: tuple[PoolingName, ...] = get_args(PoolingName)
-ORACLES: tuple[OracleName, ...] = get_args(OracleName)
+from collections.abc import Iterable
+from typing import Annotated
+
+from pydantic import AfterValidator
+from pydantic_core import PydanticCustomError
+
+from finesight.nn.poolings import offered_poolings
+
+
+def _one_of(name: str, known: Iterable[str]) -> str:
+    names = list(known)
+    if name not in names:
+        *first, last = map(repr, names)
+        raise PydanticCustomError("literal_error", f"Input should be {', '.join(first)} or {last}")
+    return name
+
+
+def _offered(name: str) -> str:
+    return _one_of(name, offered_poolings())
+
+
+def _trainable(name: str) -> str:
+    return _one_of(name, (name for name, pooling in offered_poolings().items() if pooling.trainable))
+
+
+PoolingName = Annotated[str, AfterValidator(_offered)]
+TrainPooling = Annotated[str, AfterValidator(_trainable)]  # what a head sees of φ while training

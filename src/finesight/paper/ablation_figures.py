@@ -242,7 +242,7 @@ def scored_images(
 def projection_variances(encoder: Encoder, cache: DecodedCache, images: NDArray[np.int64]) -> list[float]:
     """How much each projection's answer varies over the cells of an image, on average over images. (K,)"""
     pieces = [images[start : start + BATCH] for start in range(0, len(images), BATCH)]
-    answers = (projection_responses(encoder, encoder.view(*cache.batch(piece))) for piece in pieces)
+    answers = (projection_responses(encoder, encoder.cached_views(cache, piece)) for piece in pieces)
     means = np.concatenate([answer.var(axis=(2, 3), dtype=np.float64) for answer in answers]).mean(axis=0)
     return [float(mean) for mean in means]
 
@@ -252,7 +252,7 @@ def projections_figure(
 ) -> bytes:
     """The same few images under the projections of highest and of lowest variance."""
     few = images[np.linspace(0, len(images) - 1, min(PICTURES, len(images))).round().astype(int)]
-    views = encoder.view(*cache.batch(few))
+    views = encoder.cached_views(cache, few)
     return projection_sheet(
         title, [pixels(encoder, view) for view in views], projection_responses(encoder, views), variances
     )

@@ -14,7 +14,6 @@ from finesight.evaluation.evaluate import evaluate_poolings
 from finesight.features.encoder import Encoder
 from finesight.io.atomic import write_atomic
 from finesight.io.console import console
-from finesight.nn.pooling_config import AnyPooling
 from finesight.paper.ablation_figures import (
     ablation_figure,
     data_words,
@@ -55,7 +54,7 @@ def run(study: Study) -> Records:
     return records
 
 
-def _poolings(study: Study, training: str) -> list[AnyPooling]:
+def _poolings(study: Study, training: str) -> list[str]:
     return list(dict.fromkeys(study.pooling(row) for row in study.rows if row.training == training))
 
 
@@ -87,7 +86,7 @@ def _found(study: Study, training: str, seed: int, source: ImageSource) -> Recor
     return record
 
 
-def _scores(study: Study, training: str, encoder: Encoder, source: ImageSource) -> dict[AnyPooling, Any]:
+def _scores(study: Study, training: str, encoder: Encoder, source: ImageSource) -> dict[str, Any]:
     """One pass over the images for all rows of a network."""
     runtime, poolings = study.runtime, _poolings(study, training)
     found = evaluate_poolings(

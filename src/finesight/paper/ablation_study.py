@@ -12,7 +12,7 @@ from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.features.extract import has_objects
 from finesight.io.console import console
-from finesight.nn.pooling_config import ORACLES, AnyPooling
+from finesight.nn.poolings import BranchPooling, find_pooling
 from finesight.paper.ablations import ABLATIONS, K_SWEEP, K_SWEEP_APART, KEEP_ALL, Ablation, Row
 from finesight.paper.networks import changed, finished, settings
 from finesight.paper.profiles import PROFILES, Profile
@@ -51,12 +51,16 @@ class Study:
     @property
     def rows(self) -> list[Row]:
         """Those that this data can have: without labels a pooling cannot be told from another."""
-        rows = [row for row in self.ablation.rows if self.objects or row.pooling not in ORACLES]
+        rows = [
+            row
+            for row in self.ablation.rows
+            if self.objects or row.pooling is None or not find_pooling(row.pooling).needs_objects
+        ]
         return rows if self.labeled else [row for row in rows if row.pooling is None and row.branch is None]
 
-    def pooling(self, row: Row) -> AnyPooling:
+    def pooling(self, row: Row) -> str:
         own = self.config(row.training, self.seeds[0]).pooling
-        return row.pooling or (own if row.branch is None else own.replace("rationale", f"rationale:{row.branch}"))
+        return row.pooling or (own if row.branch is None else BranchPooling(row.branch, gem=find_pooling(own).gem).name)
 
     def run(self, training: str, seed: int) -> RunFolder:
         return RunFolder(self.out / "runs" / f"{training}-seed{seed}")
@@ -152,7 +156,8 @@ def _stands_apart(study: Study) -> bool:
     assert rationale is not None
     silent = rationale.encoder_gradient == 0 and rationale.detach_target and rationale.keep == "all"
     steers = config.train_pooling != "average" or "rationale" in (config.focus.source, config.saliency.source)
-    pools = config.pooling in ("rationale", "rationale-gem")
+    pooling = find_pooling(config.pooling)
+    pools = pooling.needs_branch and not pooling.per_projection
     return study.labeled and silent and pools and not steers and config.optim.clip_grad_norm is None
 
 

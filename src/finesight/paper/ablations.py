@@ -10,7 +10,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from finesight.nn.pooling_config import AnyPooling
 from finesight.paper.published import TABLE_1, paper_results
 
 Settings = Mapping[str, Any]
@@ -29,7 +28,7 @@ class Row:
     words: str
     series: str = OURS
     x: float | None = None  # None: the same at every place of the axis
-    pooling: AnyPooling | None = None  # None: as the training says
+    pooling: str | None = None  # None: as the training says
     branch: str | None = None  # pool as the training says, but by this branch beside the network's own
     paper: Mapping[str, Place] = field(default_factory=dict)  # data set -> where its number is
 

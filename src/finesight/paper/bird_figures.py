@@ -50,7 +50,7 @@ def attention_figure(bench: Bench) -> bytes | None:
         return None
     theirs, ours = Encoder.load(moco.root), Encoder.load(lcr.root)
     cache = _few_birds(bench, ours)
-    views = ours.view(*cache.batch(np.arange(len(cache))))
+    views = ours.cached_views(cache, np.arange(len(cache)))
     gradcam = loss_gradcam(moco, theirs, views)
     columns = {} if gradcam is None else {GRADCAM: gradcam}
     columns |= {ENERGY: theirs.encode(views, ()).masks["energy"], MASK: ours.encode(views, ()).masks["rationale"]}

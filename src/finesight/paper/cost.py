@@ -22,6 +22,7 @@ from finesight.errors import FineSightError
 from finesight.evaluation import linear
 from finesight.evaluation.fractions import nested_fractions
 from finesight.features.wide import WIDE
+from finesight.nn.poolings import find_pooling
 from finesight.training.batches import Batch
 from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.looks import due
@@ -124,10 +125,8 @@ def estimate(config: TrainConfig, source: ImageSource, work: Work, devices: int 
 
 def feature_width(config: TrainConfig, channels: int) -> int:
     """Numbers in one image's feature: bilinear pooling has those of every projection."""
-    if config.pooling != "bilinear":
-        return channels
-    assert config.rationale is not None
-    return channels * config.rationale.projections
+    projections = 0 if config.rationale is None else config.rationale.projections
+    return find_pooling(config.pooling).width(channels, projections)
 
 
 def _looks(config: TrainConfig) -> int:

@@ -19,7 +19,6 @@ from finesight.features.encoder import Encoder
 from finesight.io.console import console
 from finesight.methods.base import DatasetInfo
 from finesight.methods.moco import queue_size
-from finesight.nn.pooling_config import AnyPooling
 from finesight.paper.cost import Cost, Work, estimate, refuse_what_does_not_fit, together
 from finesight.paper.machine import Meter, Usage, commit, machine
 from finesight.paper.networks import changed, finished, health, settings, spent, trained
@@ -216,7 +215,7 @@ def _evaluate(
     )
 
 
-def _probed(bench: Bench, rows: dict[str, System]) -> list[AnyPooling]:
+def _probed(bench: Bench, rows: dict[str, System]) -> list[str]:
     """The poolings to fit linear probes to; rows that share one share its probes."""
     return list(dict.fromkeys(system.pooling for name, system in rows.items() if bench.profile.probes(name, system)))
 

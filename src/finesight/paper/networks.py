@@ -58,7 +58,7 @@ def trained(run: RunFolder, config: TrainConfig, runtime: RuntimeConfig) -> Enco
     if encoder.branch is None:
         return encoder
     studied = {str(k): branch for k, branch in studied_branches(run).items()}
-    return encoder.beside({**studied, UNTRAINED: encoder.fresh_branch(config.seed)})
+    return encoder.with_branches({**studied, UNTRAINED: encoder.fresh_branch(config.seed)})
 
 
 def spent(run: RunFolder) -> Usage | None:

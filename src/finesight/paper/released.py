@@ -40,7 +40,7 @@ from finesight.features.row_space import Rows
 from finesight.features.wide import Features, row_lengths
 from finesight.io.console import console
 from finesight.io.progress import track
-from finesight.nn.pooling_config import ORACLES, AnyPooling
+from finesight.nn.poolings import find_pooling
 from finesight.training.batches import step_generator
 from finesight.training.checkpoints import load_checkpoint, save_checkpoint
 
@@ -61,7 +61,7 @@ class Task:
 
     encoder: Encoder
     cache: DecodedCache
-    pooling: AnyPooling
+    pooling: str
     train: NDArray[np.int64]  # indices into the cache
     test: NDArray[np.int64]
     test_features: Features  # of the center views
@@ -101,7 +101,7 @@ def released_probe(
     What has been learned is kept in a folder below ``state``, every minute and after every epoch; the same task goes on
     from there, and one that has ended gives its result at once.
     """
-    if task.pooling in ORACLES:
+    if find_pooling(task.pooling).needs_objects:
         raise FineSightError(f"Pooling {task.pooling!r} is a control and has no random views: leave out the probe.")
     training = _Training(task)
     with _kept(state, task, progress) as folder:

@@ -8,7 +8,7 @@ from typing import Any
 
 from finesight.errors import unknown
 from finesight.methods.base import METHODS
-from finesight.nn.pooling_config import AnyPooling
+from finesight.nn.poolings import BranchPooling
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class System:
     """One row: a network, a pooling, and what the paper calls it."""
 
     network: str
-    pooling: AnyPooling
+    pooling: str
     words: str
     paper: str | None = None
     probe: bool = True  # linear probes are slow: not for rows that only draw a curve
@@ -54,14 +54,18 @@ def _controlled(network: str, words: str, paper: str) -> dict[str, System]:
     }
 
 
+def _by_branch(name: str) -> str:
+    return BranchPooling(name, gem=True).name
+
+
 SYSTEMS: dict[str, System] = {
     **_controlled("frozen", "ImageNet weights", paper="ResNet-50"),
     **_controlled("moco-v2", "MoCo v2", paper="MoCo v2"),
     "lcr-multitask": System("lcr", "average", "LCR's network, average (MultiTask)", paper="Ours-MultiTask"),
-    "lcr-untrained": System("lcr", f"rationale:{UNTRAINED}-gem", "LCR's network, untrained branch in GeM", probe=False),
+    "lcr-untrained": System("lcr", _by_branch(UNTRAINED), "LCR's network, untrained branch in GeM", probe=False),
     "lcr-mask": System("lcr", "rationale", "LCR, mask alone without GeM"),
     "lcr": System("lcr", "rationale-gem", "LCR", paper="Ours"),
-    **{f"lcr-k{k}": System("lcr", f"rationale:{k}-gem", f"LCR, K = {k}", probe=False) for k in PROJECTIONS},
+    **{f"lcr-k{k}": System("lcr", _by_branch(str(k)), f"LCR, K = {k}", probe=False) for k in PROJECTIONS},
     "lcr-paper": System("lcr-paper", "rationale", "LCR as the paper's text reads", paper="Ours"),
 }
 

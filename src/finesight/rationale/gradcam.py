@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from finesight.nn.objective_output import ObjectiveOutput
-from finesight.nn.pooling import wide
+from finesight.nn.pooling import upcast
 
 
 def gradcam(output: ObjectiveOutput, score: Tensor, *, average_pooled: bool) -> Tensor:
@@ -26,11 +26,11 @@ def pooled_gradcam(phi: Tensor, pooled: Tensor, score: Tensor) -> Tensor:
     cells = phi.shape[2] * phi.shape[3]
     with torch.autocast(phi.device.type, enabled=False):  # the backward too: its products would be half precision
         (g,) = torch.autograd.grad(score.sum(), pooled, retain_graph=True)  # (N, C)
-        return torch.einsum("nc,nchw->nhw", wide(g), wide(phi)) / cells
+        return torch.einsum("nc,nchw->nhw", upcast(g), upcast(phi)) / cells
 
 
 def map_gradcam(phi: Tensor, score: Tensor) -> Tensor:
     """Compute the same from the gradient of the whole map, for pooling that is not an average. -> (N, H, W)"""
     with torch.autocast(phi.device.type, enabled=False):
         (g,) = torch.autograd.grad(score.sum(), phi, retain_graph=True)  # (N, C, H, W)
-        return (wide(g) * wide(phi)).sum(1)
+        return (upcast(g) * upcast(phi)).sum(1)

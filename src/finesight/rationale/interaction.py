@@ -1,43 +1,34 @@
-"""The branch as a part of training's own pooling: what the paper's appendix calls the interaction at training time."""
+"""Pool by the branch while training: what the paper's appendix calls the interaction at training time."""
 
 from __future__ import annotations
 
 from torch import Tensor
 
-from finesight.nn.pooling import Pool, bilinear, pool, wide
-from finesight.nn.pooling_config import TrainPooling
+from finesight.nn.pooling import Pool, upcast
+from finesight.nn.poolings import RATIONALE, Pooling, find_pooling
 from finesight.rationale.branch import FittingBranch, branch_mask
 from finesight.rationale.config import RationaleConfig
 
 
-class BilinearPool(Pool):
-    """Every projection pools φ by its own response (MoCo v2-Bilinear, SAM-SSL-Bilinear): K times as wide."""
+class BranchPool(Pool):
+    """Pool for the head as the encoder pools afterwards, so that the loss teaches the branch as well.
+
+    By the mask it is Ours-DualPooling; by each projection's response, MoCo v2-Bilinear and SAM-SSL-Bilinear.
+    """
 
     uniform = False
 
-    def __init__(self, channels: int, branch: FittingBranch) -> None:
-        super().__init__(channels * branch.projections)
-        self.branch = branch
+    def __init__(self, pooling: Pooling, channels: int, branch: FittingBranch, config: RationaleConfig) -> None:
+        super().__init__(pooling.width(channels, branch.projections))
+        self.pooling, self.branch, self.config = pooling, branch, config
 
     def forward(self, phi: Tensor) -> Tensor:
-        return bilinear(wide(phi), self.branch.responses(phi))
+        if self.pooling.per_projection:
+            return self.pooling(upcast(phi), {}, self.branch.responses(phi))
+        return self.pooling(upcast(phi), {RATIONALE: branch_mask(self.branch, phi, self.config)})
 
 
-class MaskedPool(Pool):
-    """φ weighed by the mask it is tested with (Ours-DualPooling): the branch is taught by the contrast as well."""
-
-    uniform = False
-
-    def __init__(self, channels: int, branch: FittingBranch, config: RationaleConfig) -> None:
-        super().__init__(channels)
-        self.branch, self.config = branch, config
-
-    def forward(self, phi: Tensor) -> Tensor:
-        return pool(wide(phi), branch_mask(self.branch, phi, self.config))
-
-
-def branch_pool(name: TrainPooling, channels: int, branch: FittingBranch, config: RationaleConfig) -> Pool:
-    """The named one."""
-    if name == "bilinear":
-        return BilinearPool(channels, branch)
-    return MaskedPool(channels, branch, config) if name == "rationale" else Pool(channels)
+def branch_pool(name: str, channels: int, branch: FittingBranch, config: RationaleConfig) -> Pool:
+    """Return the training form of the named pooling."""
+    pooling = find_pooling(name)
+    return BranchPool(pooling, channels, branch, config) if pooling.needs_branch else Pool(channels)

@@ -16,7 +16,6 @@ from finesight.data.layouts.lookalikes import LookalikesConfig, habitats, make_l
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
 from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder, pixels
-from finesight.nn.pooling_config import PoolingName
 from finesight.plots.figures import attention_overlays, retrieval_rows, score_bars
 from finesight.plots.html import Section, build_report
 from finesight.report.run_report import PICTURES, picture_sections, score_table, search_rows
@@ -49,7 +48,7 @@ RATIONALE: dict[str, Any] = {
     "rationale.encoder_gradient": 0.0,
     "rationale.mask_power": 1.0,
 }
-SYSTEMS: dict[str, tuple[str, PoolingName]] = {  # row of the table -> network, pooling
+SYSTEMS: dict[str, tuple[str, str]] = {  # row of the table -> network, pooling
     "untrained": ("untrained", "average"),
     "MoCo v2": ("trained", "average"),
     "MoCo v2, GeM": ("trained", "gem"),
@@ -114,7 +113,7 @@ def run_demo(out: Path, seed: int, *, progress: bool = True) -> Demo:
     return Demo(results, table, report)
 
 
-def _poolings(network: str) -> list[PoolingName]:
+def _poolings(network: str) -> list[str]:
     return [pooling for other, pooling in SYSTEMS.values() if other == network]
 
 
@@ -132,7 +131,7 @@ def _write_report(
 ) -> None:
     first = evaluations["LCR"]
     places = np.linspace(0, len(first.test) - 1, PICTURES).round().astype(int)
-    pictures = [pixels(lcr, view) for view in lcr.view(*first.cache.batch(first.test[places]))]
+    pictures = [pixels(lcr, view) for view in lcr.cached_views(first.cache, first.test[places])]
     maps = [[evaluations[name].extracted.attention[place] for name in SHOWN] for place in places]
     overlay = attention_overlays(pictures, maps, list(SHOWN))
     bars = [{key: value for key, value in row.items() if key != "background"} for row in table]

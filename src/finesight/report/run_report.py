@@ -83,7 +83,7 @@ def record_evaluation(folder: Path, encoder: Encoder, evaluation: Evaluation) ->
 def picture_sections(encoder: Encoder, cache: DecodedCache, shown: NDArray[np.int64]) -> list[Section]:
     """Attention overlays and, where there is a branch, its projections, on a few images."""
     chosen = shown[np.linspace(0, len(shown) - 1, min(PICTURES, len(shown))).round().astype(int)]
-    views = encoder.view(*cache.batch(chosen))
+    views = encoder.cached_views(cache, chosen)
     pictures = [pixels(encoder, view) for view in views]
     masks = encoder.encode(views, ()).attention.numpy()
     title = "rationale" if encoder.branch is not None else "channel energy"

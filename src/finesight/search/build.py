@@ -19,7 +19,8 @@ import numpy as np
 from finesight.data.decode import UnreachableFile, os_reason
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
-from finesight.features.embedder import TorchEmbedder, encoder_home
+from finesight.features.embedder import TorchEmbedder
+from finesight.features.encoder_folder import encoder_folder
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Embedder, Floats, View
 from finesight.io.progress import PhaseProgress
@@ -268,7 +269,7 @@ def open_or_create(where: str | Path, embedder: TorchEmbedder, run: str | Path, 
     """The index in ``where``, made if it is not there yet, with a copy of the encoder of ``run``."""
     if index_exists(where):
         return open_index(where)
-    home = encoder_home(run)
+    home = encoder_folder(run)
     meta = IndexMeta(
         fingerprint=embedder.fingerprint,
         method=embedder.encoder.config.method,

@@ -19,7 +19,7 @@ import numpy as np
 from pydantic import ValidationError
 
 from finesight.errors import FineSightError
-from finesight.features.embedder import encoder_home, fingerprint
+from finesight.features.encoder_folder import encoder_folder, fingerprint
 from finesight.features.types import Floats
 from finesight.search import structures
 from finesight.search.base import Ids, Index, IndexMeta, Item, Known, NewItems
@@ -180,7 +180,7 @@ class MilvusIndex(Index):
         return {"store": "milvus", "items": len(self), **first, "spaces": spaces, "place": self.address.shown}
 
     def encoder_folder(self) -> Path:
-        home = encoder_home(self.meta.run)
+        home = encoder_folder(self.meta.run)
         advice = "Give a copy of that run with --run RUN."
         if not home.is_dir():
             raise FineSightError(

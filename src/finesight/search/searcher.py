@@ -11,8 +11,9 @@ import numpy as np
 
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.embedder import unit
-from finesight.features.preprocess import Picture, checked_box, picture_view
+from finesight.features.preprocess import Picture, check_box, picture_view
 from finesight.features.types import Box, Embedder, Embedding, Floats, View
+from finesight.nn.poolings import find_pooling
 from finesight.search.base import Hit, Ids, Index
 from finesight.search.image_files import item_file
 from finesight.search.open_embedder import require_same
@@ -124,7 +125,7 @@ class Searcher:
         """What the embedder makes of a picture, or of a part of it."""
         if self.embedder is None:
             raise FineSightError("This searcher has no embedder: it can search by items and vectors only.")
-        box = None if box is None else checked_box(box)
+        box = None if box is None else check_box(box)
         try:
             view = picture_view(picture, self.embedder.resolution, box)
         except SkipImage as skip:
@@ -139,7 +140,7 @@ class Searcher:
             return spaces[0]
         if by in spaces:
             return by
-        if by == "rationale" and (named := [space for space in spaces if space.startswith("rationale")]):
+        if by == "rationale" and (named := [space for space in spaces if find_pooling(space).needs_branch]):
             return named[0]
         raise FineSightError(f"The index cannot be searched by {by!r}. It can by: {', '.join(spaces)}.")
 

@@ -67,9 +67,10 @@ def _encoder(service: Service) -> Encoder:
 
 def _projections(encoder: Encoder, view: View) -> list[schemas.Projection]:
     """Those whose answer varies most over the picture, as ``finesight explain`` picks them."""
-    from finesight.explain.contributions import see
+    from finesight.explain.contributions import feature_parts
+    from finesight.nn.poolings import find_pooling
 
-    responses = see(encoder, view, encoder.config.pooling).responses  # (K, H, W)
+    responses = feature_parts(encoder, view, find_pooling(encoder.config.pooling)).responses  # (K, H, W)
     if responses is None:
         return []
     strengths = responses.var(axis=(1, 2))

@@ -9,7 +9,7 @@ from fastapi import HTTPException, Path
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
 
 from finesight.errors import FineSightError
-from finesight.features.preprocess import parsed_box
+from finesight.features.preprocess import parse_box
 from finesight.features.types import Box
 
 ITEM = "^[0-9]{1,16}$"
@@ -113,7 +113,7 @@ def words(errors: Any) -> str:
 
 def box_of(text: str | None) -> Box | None:
     try:
-        return None if text is None else parsed_box(text)
+        return None if text is None else parse_box(text)
     except FineSightError as error:
         raise HTTPException(422, str(error)) from None
 

@@ -16,7 +16,7 @@ from finesight.errors import FineSightError
 from finesight.io.console import console
 from finesight.methods.base import OBJECTIVES, Method, ObjectiveConfig, find_method
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling_config import PoolingName, TrainPooling
+from finesight.nn.pooling_config import TrainPooling
 from finesight.rationale.config import READINGS, RationaleConfig
 from finesight.training.renamed import current_settings
 
@@ -106,7 +106,7 @@ class TrainConfig(_Model):
         return self
 
     @property
-    def pooling(self) -> PoolingName:
+    def pooling(self) -> str:
         """How a feature is made at test time."""
         if self.rationale is None:
             return "average"

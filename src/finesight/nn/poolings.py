@@ -1,0 +1,213 @@
+"""Poolings as objects: how a feature map φ becomes one feature, what that needs, and what it is called.
+
+A pooling of another distribution is a subclass of ``Pooling`` under ``@register_pooling``, in a module that an entry
+point of the group ``finesight.poolings`` names. This module loads no torch: the command line lists poolings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, TypeVar
+
+from finesight.errors import unknown
+from finesight.registry import Registry
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RATIONALE = "rationale"  # the mask of the encoder's own branch
+
+
+class Pooling:
+    """Pool by the mean over cells, each weighed by a mask, or by the generalized mean (GeM). Subclasses say which."""
+
+    name: str
+    words: str  # for people
+    mask: str | None = None  # that weighs the cells: "energy", "rationale" or "box"; None: all count alike
+    gem = False
+    needs_branch = False  # a rationale that was trained
+    needs_objects = False  # annotations of where objects are: an oracle, as a control
+    per_projection = False  # each projection of the branch pools on its own; ``mask`` only shows where it looks
+    trainable = False  # may also be what the head sees while training
+    offered = True  # to users
+
+    def __call__(
+        self,
+        phi: Tensor,
+        masks: Mapping[str, Tensor],
+        responses: Tensor | None = None,
+        region: Tensor | None = None,
+    ) -> Tensor:
+        """Pool φ (N, C, H, W) to (N, width).
+
+        Parameters
+        ----------
+        masks
+            (N, H, W) each, among them the one named ``mask``.
+        responses
+            (N, K, H, W) of the branch's projections; only poolings that are ``per_projection`` need them.
+        region
+            (N, H, W): the share of each cell in the part of the picture that alone is pooled.
+        """
+        from finesight.nn.pooling import narrow_mask, pool
+
+        mask = None if self.mask is None else masks[self.mask]
+        return pool(phi, mask if region is None else narrow_mask(mask, region), gem=self.gem)
+
+    def width(self, channels: int, projections: int = 0) -> int:
+        """Return how many numbers a feature has, given φ's channels and the branch's projections."""
+        return channels
+
+    @property
+    def shown_mask(self) -> str:
+        """The mask that stands for this pooling in pictures: channel energy for one that weighs nothing."""
+        return self.mask or "energy"
+
+    @property
+    def indexed(self) -> str:
+        """The pooling that an index keeps of every image: this one, unless it is too wide."""
+        return self.name
+
+    @property
+    def spaces(self) -> tuple[str, ...]:
+        """The poolings of an index: the one kept for this, and the plain average to compare with."""
+        return tuple(dict.fromkeys((self.indexed, Average.name)))
+
+
+P = TypeVar("P", bound=type[Pooling])
+POOLINGS: Registry[Pooling] = Registry("pooling", group="finesight.poolings")
+
+
+def register_pooling(cls: P) -> P:
+    """Register one pooling of this class under its name."""
+    POOLINGS.register(cls.name, cls())
+    return cls
+
+
+@register_pooling
+class Average(Pooling):
+    name = "average"
+    words = "the mean of all cells"
+    trainable = True
+
+
+@register_pooling
+class Gem(Pooling):
+    name = "gem"
+    words = "their generalized mean"
+    gem = True
+
+
+@register_pooling
+class Energy(Pooling):
+    name = "energy"
+    words = "weighed by channel energy"
+    mask = "energy"
+
+
+@register_pooling
+class EnergyGem(Energy):
+    name = "energy-gem"
+    words = "the same in GeM"
+    gem = True
+
+
+@register_pooling
+class Rationale(Pooling):
+    """Eq. 9 of the paper."""
+
+    name = RATIONALE
+    words = "weighed by the rationale's mask"
+    mask: str | None = RATIONALE
+    needs_branch = True
+    trainable = True
+
+
+@register_pooling
+class RationaleGem(Rationale):
+    name = "rationale-gem"
+    words = "the same in GeM"
+    gem = True
+    trainable = False
+
+
+@register_pooling
+class Bilinear(Rationale):
+    """Features are K times as wide as φ, too wide for an index: there, the mask that sums them up stands in."""
+
+    name = "bilinear"
+    words = "by each projection on its own"
+    per_projection = True
+
+    def __call__(
+        self,
+        phi: Tensor,
+        masks: Mapping[str, Tensor],
+        responses: Tensor | None = None,
+        region: Tensor | None = None,
+    ) -> Tensor:
+        from finesight.nn.pooling import bilinear
+
+        assert responses is not None
+        return bilinear(phi, responses if region is None else responses * region[:, None])
+
+    def width(self, channels: int, projections: int = 0) -> int:
+        return channels * projections
+
+    @property
+    def indexed(self) -> str:
+        return Rationale.name
+
+
+@register_pooling
+class Box(Pooling):
+    name = "box"
+    words = "the annotated object"
+    mask = "box"
+    needs_objects = True
+    offered = False
+
+
+@register_pooling
+class BoxGem(Box):
+    name = "box-gem"
+    words = "the same in GeM"
+    gem = True
+
+
+class BranchPooling(Rationale):
+    """Pool by the mask of a branch beside the encoder's own, for comparison: ``rationale:NAME`` (``-gem``)."""
+
+    words = "weighed by another branch's mask"
+    trainable = False
+    offered = False
+
+    def __init__(self, branch: str, *, gem: bool = False) -> None:
+        self.mask, self.gem = branch_mask_name(branch), gem
+        self.name = f"{self.mask}-gem" if gem else self.mask
+
+
+def branch_mask_name(branch: str) -> str:
+    """Return what the mask of a branch beside the encoder's own is called."""
+    return f"{RATIONALE}:{branch}"
+
+
+def find_pooling(name: str) -> Pooling:
+    """Return the pooling that a command, a file or a result calls ``name``.
+
+    Raises
+    ------
+    FineSightError
+        If there is none.
+    """
+    kind, _, branch = name.partition(":")
+    if kind == RATIONALE and branch:
+        return BranchPooling(branch.removesuffix("-gem"), gem=branch.endswith("-gem"))
+    if name not in POOLINGS:
+        raise unknown("pooling", name, offered_poolings())
+    return POOLINGS[name]
+
+
+def offered_poolings() -> dict[str, Pooling]:
+    """Return the poolings a user may choose, by name."""
+    return {name: pooling for name, pooling in POOLINGS.items() if pooling.offered}
