@@ -75,9 +75,9 @@ def check(found: Comparison, a: dict[str, Found], b: dict[str, Found]) -> None:
     assert list(found.paths) == list(a) == list(b)
     for evaluation, expected in ((found.a, a), (found.b, b)):
         first, ap, neighbor = zip(*expected.values(), strict=True)
-        assert evaluation.queries.hit1.tolist() == [place <= 1 for place in first]
-        assert evaluation.queries.hit5.tolist() == [place <= 5 for place in first]
-        assert evaluation.queries.ap == pytest.approx(ap)
+        assert evaluation.queries.per_query["rank1"].tolist() == [place <= 1 for place in first]
+        assert evaluation.queries.per_query["rank5"].tolist() == [place <= 5 for place in first]
+        assert evaluation.queries.per_query["mAP"] == pytest.approx(ap)
         assert evaluation.cache.source.paths[nearest(evaluation, found.images)].tolist() == list(neighbor)
     for name, worth in (
         ("rank1", lambda one: one[0] <= 1),
@@ -275,9 +275,10 @@ def test_files(runs: tuple[Path, Path], birds: Path, found: Comparison, tmp_path
         x, y = found.a.queries, found.b.queries
         assert row["label"] == found.labels[i]
         assert [row[key] for key in ("rank1_a", "rank1_b", "rank5_a", "rank5_b")] == [
-            str(int(values[i])) for values in (x.hit1, y.hit1, x.hit5, y.hit5)
+            str(int(values[i]))
+            for values in (x.per_query["rank1"], y.per_query["rank1"], x.per_query["rank5"], y.per_query["rank5"])
         ]
-        assert (float(row["ap_a"]), float(row["ap_b"])) == (x.ap[i], y.ap[i])
+        assert (float(row["ap_a"]), float(row["ap_b"])) == (x.per_query["mAP"][i], y.per_query["mAP"][i])
     width, height = Image.open(out / "changed.png").size
     assert height > 3 * width, "three columns and twelve rows"
 

@@ -22,7 +22,7 @@ from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.evaluation import evaluate as module
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings, split_indices
-from finesight.evaluation.knn import knn_hits
+from finesight.evaluation.knn import knn_places
 from finesight.evaluation.linear import linear_probe
 from finesight.evaluation.protocol import Protocol, setting_words
 from finesight.features.encoder import Encoder, EncoderOutput
@@ -114,9 +114,11 @@ def test_json_of_a_run(scored: tuple[Path, Finished], encoder: Encoder, birds: P
         assert scores["retrieval"][name] == pytest.approx(expected[name], abs=1e-6)
     known = encoder.embed([source.file(int(i)) for i in train]).numpy()
     probe = linear_probe(known, source.labels[train], features, source.labels[test])
-    assert scores["linear"] == probe, "features of test and train were mixed up"
-    votes = knn_hits(known, source.labels[train], features, source.labels[test])
-    assert scores["knn"] == {str(k): {"top1": 100 * hit.mean()} for k, hit in votes.items()}
+    assert scores["linear"] == {percent: found.summary() for percent, found in probe.items()}, (
+        "features of test and train were mixed up"
+    )
+    votes = knn_places(known, source.labels[train], features, source.labels[test])
+    assert scores["knn"] == {str(k): {"top1": 100 * (place <= 1).mean()} for k, place in votes.items()}
     setting = scores["setting"]
     assert (setting["protocol"], setting["dataset"], setting["seed"]) == ("finesight", "lookalikes", 0)
     assert (setting["test_looks"], setting["labels"], setting["incomplete"]) == (1, "drawn", None)
@@ -124,7 +126,9 @@ def test_json_of_a_run(scored: tuple[Path, Finished], encoder: Encoder, birds: P
     with (run / "evaluation-classes.csv").open(newline="") as stream:
         rows = list(csv.DictReader(stream))
     assert np.mean([float(row["rank1"]) for row in rows]) == pytest.approx(expected["rank1"], abs=0.01)
-    assert np.mean([float(row["linear_100"]) for row in rows]) == pytest.approx(probe["100"]["top1"], abs=0.01)
+    assert np.mean([float(row["linear_100"]) for row in rows]) == pytest.approx(
+        scores["linear"]["100"]["top1"], abs=0.01
+    )
     assert [float(row["rank1"]) for row in rows] == sorted(float(row["rank1"]) for row in rows), "worst first"
 
 
@@ -247,8 +251,8 @@ def same(one: Evaluation, other: Evaluation) -> None:
     assert np.array_equal(one.extracted.features[one.pooling], other.extracted.features[one.pooling])
     assert one.extracted.masks.keys() == other.extracted.masks.keys()
     assert np.array_equal(one.extracted.attention, other.extracted.attention)
-    for name in ("hit1", "hit5", "ap"):
-        assert np.array_equal(getattr(one.queries, name), getattr(other.queries, name))
+    for name, values in one.queries.per_query.items():
+        assert np.array_equal(values, other.queries.per_query[name])
 
 
 @pytest.fixture
@@ -335,7 +339,7 @@ def test_wide_features_score_as_the_narrow_ones_they_come_from(
     assert isinstance(wide.extracted.features["average"], WideRows)
     assert wide.extracted.features["average"].shape == (len(wide.test), 20_000)
     assert wide.queries.queries == narrow.queries.queries
-    np.testing.assert_allclose(wide.queries.ap, narrow.queries.ap, atol=0.05)
+    np.testing.assert_allclose(wide.queries.per_query["mAP"], narrow.queries.per_query["mAP"], atol=0.05)
     images = len(wide.test)
     assert wide.scores["linear"]["100"]["top1"] == pytest.approx(
         narrow.scores["linear"]["100"]["top1"], abs=250 / images
@@ -346,9 +350,11 @@ def test_each_query_is_kept(encoder: Encoder, birds: Path) -> None:
     evaluation = evaluate(encoder, birds, linear=False, progress=False)
     found, queries = evaluation.scores["retrieval"], evaluation.queries
     assert queries.summary() == found
-    assert queries.hit1.shape == queries.hit5.shape == queries.ap.shape == (24,)
-    assert found["rank1"] == pytest.approx(100 * queries.hit1.mean())
-    assert found["mAP"] == pytest.approx(100 * queries.ap.mean())
+    assert (
+        queries.per_query["rank1"].shape == queries.per_query["rank5"].shape == queries.per_query["mAP"].shape == (24,)
+    )
+    assert found["rank1"] == pytest.approx(100 * queries.per_query["rank1"].mean())
+    assert found["mAP"] == pytest.approx(100 * queries.per_query["mAP"].mean())
 
 
 def test_an_encoder_without_a_branch(birds: Path) -> None:

@@ -3,6 +3,7 @@ import re
 import subprocess
 import sys
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -12,11 +13,17 @@ from hypothesis import strategies as st
 
 from finesight.errors import FineSightError
 from finesight.evaluation import linear
-from finesight.evaluation.linear import fit, linear_probe, nested_fractions, predict
+from finesight.evaluation.linear import fit, nested_fractions, predict
 from finesight.features import row_space
 from finesight.features.row_space import RowSpace
 from finesight.features.wide import WideRows
 from reference.linear import sgd
+
+
+def linear_probe(*data: Any, **options: Any) -> dict[str, dict[str, float]]:
+    """The scores alone."""
+    return {percent: result.summary() for percent, result in linear.linear_probe(*data, **options).items()}
+
 
 QUICK = {"lrs": (1.0, 10.0, 100.0), "epochs": (5, 15)}
 
@@ -79,7 +86,7 @@ def test_fractions_out_of_range(bad: float) -> None:
 def test_validation_takes_a_fifth_of_each_class_but_never_all_of_it() -> None:
     sizes = [1, 2, 3, 5, 10, 30]
     labels = np.repeat(np.arange(6), sizes)
-    folds = linear._folds(labels, 0)
+    folds = linear.validation_folds(labels, 0)
     counts = [np.bincount(labels[held], minlength=6).tolist() for held in folds]
     assert counts[0] == [0, 1, 1, 1, 2, 6]
     assert np.sum(counts, axis=0).tolist() == [0, 2, 3, 5, 10, 30], "five folds of so few images hold each out once"
@@ -88,10 +95,10 @@ def test_validation_takes_a_fifth_of_each_class_but_never_all_of_it() -> None:
 
 def test_as_many_folds_as_it_takes_to_choose_by() -> None:
     for images, count in ((10, 5), (30, 4), (60, 2), (100, 1), (500, 1)):  # of 50 classes
-        folds = linear._folds(np.repeat(np.arange(50), images), 0)
+        folds = linear.validation_folds(np.repeat(np.arange(50), images), 0)
         assert len(folds) == count
         assert len(folds) == 5 or sum(len(held) for held in folds) >= linear.ENOUGH
-    assert linear._folds(np.arange(50), 0) == [], "nothing to hold out"
+    assert linear.validation_folds(np.arange(50), 0) == [], "nothing to hold out"
 
 
 # --- training
@@ -167,9 +174,8 @@ def test_top_accuracies_against_sorted_logits() -> None:
     rng = np.random.default_rng(0)
     logits, y = rng.standard_normal((200, 9)), rng.integers(-1, 9, 200)
     order = np.argsort(-logits, axis=1)
-    got = linear._accuracy(torch.from_numpy(logits), torch.from_numpy(y))
-    assert got[0] == pytest.approx(100 * np.mean([y[i] == order[i, 0] for i in range(200)]))
-    assert got[1] == pytest.approx(100 * np.mean([y[i] in order[i, :5] for i in range(200)]))
+    got = linear.class_places(torch.from_numpy(logits), torch.from_numpy(y))
+    assert got.tolist() == [[*order[i, :5], y[i]].index(y[i]) + 1 for i in range(200)]
 
 
 def test_same_seed_same_numbers() -> None:
@@ -195,7 +201,7 @@ def test_choice_is_the_best_on_validation() -> None:
     x, labels = blobs(0, noise=2, images=40)
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     tx, ty = torch.from_numpy(x), torch.from_numpy(labels)
-    folds = [np.isin(np.arange(len(x)), held) for held in linear._folds(labels, 0)]
+    folds = [np.isin(np.arange(len(x)), held) for held in linear.validation_folds(labels, 0)]
     assert len(folds) == 5
     accuracy = {}
     for lr in QUICK["lrs"]:
@@ -262,7 +268,7 @@ def test_every_setting_diverges() -> None:
 
 def test_logits_that_are_not_finite_are_never_right() -> None:
     logits = torch.full((4, 3), float("nan"))
-    assert linear._accuracy(logits, torch.zeros(4, dtype=torch.long)) == (0, 0)
+    assert linear.class_places(logits, torch.zeros(4, dtype=torch.long)).tolist() == [6] * 4
 
 
 def test_one_image_per_class_falls_back_on_the_papers_setting() -> None:

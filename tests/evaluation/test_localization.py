@@ -1,5 +1,3 @@
-import math
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,9 +5,11 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from finesight.errors import FineSightError
-from finesight.evaluation.localization import attention_in_object, localization, pointing_game
+from finesight.evaluation.localization import localization
+from finesight.evaluation.metrics.localization import Inside, Pointing
 from reference.localization import points_inside, share_inside
 
+attention_in_object, pointing_game = Inside().value, Pointing().value
 SIZES = [
     ((7, 7), (32, 32)),
     ((4, 6), (9, 23)),
@@ -76,7 +76,7 @@ def test_plateau_counts_by_its_larger_part_and_alike_when_mirrored() -> None:
 
 def test_maps_that_point_nowhere() -> None:
     mask = np.ones((5, 5), dtype=bool)
-    assert math.isnan(attention_in_object(np.zeros((3, 3)), mask))
+    assert attention_in_object(np.zeros((3, 3)), mask) == 0
     assert not pointing_game(np.zeros((3, 3)), mask)
     assert not pointing_game(np.full((3, 3), 0.1), mask)
 

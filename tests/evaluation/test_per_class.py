@@ -34,7 +34,7 @@ def test_classes_have_their_own_queries(searched: tuple[np.ndarray, np.ndarray])
     features, labels = searched
     queries = retrieval(features.astype(np.float32), labels)
     tested = np.array([5, 0, -1, 0, 2])
-    hits = {"linear_100": np.array([True, False, True, True])}
+    hits = {"linear": {"100": {"top1": np.array([True, False, True, True])}}}
     rows = class_rows(species(), labels, queries, tested, hits)
     assert [row["rank1"] for row in rows if row["rank1"] is not None] == sorted(
         row["rank1"] for row in rows if row["rank1"] is not None
@@ -57,7 +57,7 @@ def test_classes_have_their_own_queries(searched: tuple[np.ndarray, np.ndarray])
     assert by_name["Birds/jay"]["linear_100"] is None
     assert rows[-1]["class"] == "Plants/fern", "without a query a class is not the worst"
     total = sum(row["queries"] * row["rank1"] for row in rows if row["queries"])
-    assert total / queries.queries == pytest.approx(queries.rank1)
+    assert total / queries.queries == pytest.approx(queries.score("rank1"))
 
 
 def test_super_categories_in_the_whole_and_in_their_own_gallery(searched: tuple[np.ndarray, np.ndarray]) -> None:
@@ -71,7 +71,7 @@ def test_super_categories_in_the_whole_and_in_their_own_gallery(searched: tuple[
     for row, classes in zip(rows, ((0, 1, 3), (2, 4)), strict=True):
         mine = np.isin(asked, classes)
         assert (row["classes"], row["queries"]) == (len(classes), mine.sum())
-        assert row["rank1"] == pytest.approx(100 * queries.hit1[mine].mean())
+        assert row["rank1"] == pytest.approx(100 * queries.per_query["rank1"][mine].mean())
         own = [int(label) if label in classes else -1 for label in labels]
         want = retrieval_scores(features, own)
         assert row["rank1_own"] == pytest.approx(100 * np.mean(want["hit1"]))

@@ -18,9 +18,9 @@ from reference.retrieval import ranking, retrieval_scores
 def check(features: np.ndarray, labels: list[int], **options: int) -> None:
     got = retrieval(features.astype(np.float32), np.array(labels), **options)
     want = retrieval_scores(features, labels)
-    assert got.hit1.tolist() == want["hit1"]
-    assert got.hit5.tolist() == want["hit5"]
-    np.testing.assert_allclose(got.ap, want["ap"], rtol=1e-13)
+    assert got.per_query["rank1"].tolist() == want["hit1"]
+    assert got.per_query["rank5"].tolist() == want["hit5"]
+    np.testing.assert_allclose(got.per_query["mAP"], want["ap"], rtol=1e-13)
     assert got.summary() == {
         "rank1": pytest.approx(100 * np.mean(want["hit1"])),
         "rank5": pytest.approx(100 * np.mean(want["hit5"])),
@@ -44,12 +44,12 @@ def test_by_hand() -> None:
     features = np.stack([np.cos(angle), np.sin(angle)], axis=1).astype(np.float32)
     scores = retrieval(features, np.array([0, 1, 0, 0]))
     # 0: [b a a] (1/2 + 2/3)/2; 2: [b a a] the same; 3: [a b a] (1 + 2/3)/2
-    np.testing.assert_allclose(scores.ap, [7 / 12, 7 / 12, 5 / 6])
-    assert scores.hit1.tolist() == [False, False, True]
-    assert scores.hit5.all()
+    np.testing.assert_allclose(scores.per_query["mAP"], [7 / 12, 7 / 12, 5 / 6])
+    assert scores.per_query["rank1"].tolist() == [False, False, True]
+    assert scores.per_query["rank5"].all()
     assert (scores.queries, scores.lone) == (3, 1)
-    assert scores.rank1 == pytest.approx(100 / 3)
-    assert scores.mAP == pytest.approx(200 / 3)
+    assert scores.score("rank1") == pytest.approx(100 / 3)
+    assert scores.score("mAP") == pytest.approx(200 / 3)
 
 
 @settings(max_examples=150, deadline=None)
@@ -99,7 +99,7 @@ def test_length_of_features_does_not_matter(scale: float) -> None:
     labels = rng.integers(0, 4, 40)
     unit = features / np.linalg.norm(features, axis=1, keepdims=True)
     got = retrieval((features * scale).astype(np.float32), labels)
-    np.testing.assert_array_equal(got.ap, retrieval(unit.astype(np.float32), labels).ap)
+    np.testing.assert_array_equal(got.per_query["mAP"], retrieval(unit.astype(np.float32), labels).per_query["mAP"])
 
 
 @pytest.mark.parametrize("gallery_bytes", [1, 5000, module.GALLERY_BYTES])
@@ -114,7 +114,7 @@ def test_chunks_change_nothing(gallery_bytes: int, monkeypatch: pytest.MonkeyPat
     for chunk in (1, 2, 7, 64, 149, 150, 1000):
         part = retrieval(features, labels, chunk=chunk)
         assert part.summary() == whole.summary()
-        np.testing.assert_array_equal(part.ap, whole.ap)
+        np.testing.assert_array_equal(part.per_query["mAP"], whole.per_query["mAP"])
 
 
 def similarities(unit: torch.Tensor) -> np.ndarray:
@@ -148,14 +148,16 @@ def test_unlabeled_images_take_no_part() -> None:
     labels[::3] = -1
     features[::3] = features[1]  # would be everyone's neighbor
     kept = labels >= 0
-    np.testing.assert_array_equal(retrieval(features, labels).ap, retrieval(features[kept], labels[kept]).ap)
+    np.testing.assert_array_equal(
+        retrieval(features, labels).per_query["mAP"], retrieval(features[kept], labels[kept]).per_query["mAP"]
+    )
 
 
 def test_two_images_of_one_class_among_others_with_n_of_three() -> None:
     features = np.array([[1, 0], [0, 1], [1, 1]], dtype=np.float32)
     scores = retrieval(features, np.array([4, 4, 9]))
-    assert scores.ap.tolist() == [0.5, 0.5]
-    assert (scores.rank1, scores.rank5, scores.lone) == (0, 100, 1)
+    assert scores.per_query["mAP"].tolist() == [0.5, 0.5]
+    assert (scores.score("rank1"), scores.score("rank5"), scores.lone) == (0, 100, 1)
 
 
 @pytest.mark.parametrize(
@@ -255,11 +257,11 @@ def test_wide_features_are_compared_as_narrow_ones_are(gallery_bytes: int, monke
         for chunk in (None, 1, 7):
             wide = retrieval(matrix, labels, chunk=chunk)
             assert wide.summary() == narrow.summary()
-            np.testing.assert_array_equal(wide.ap, narrow.ap)
+            np.testing.assert_array_equal(wide.per_query["mAP"], narrow.per_query["mAP"])
         for one, other in zip(neighbors(matrix, [3, 5, 79], 7), nearest, strict=True):
             np.testing.assert_array_equal(one, other)
     scaled = retrieval(half, labels)
-    np.testing.assert_allclose(scaled.ap, narrow.ap, atol=0.02)
+    np.testing.assert_allclose(scaled.per_query["mAP"], narrow.per_query["mAP"], atol=0.02)
 
 
 def test_16_bits_are_enough() -> None:
@@ -269,9 +271,9 @@ def test_16_bits_are_enough() -> None:
     half = WideRows.empty(120, 20_000)
     half[:] = features
     exact, kept = retrieval(features, labels), retrieval(half, labels)
-    assert 20 < exact.rank1 < 100
-    assert kept.hit1.tolist() == exact.hit1.tolist()
-    np.testing.assert_allclose(kept.ap, exact.ap, atol=0.01)
+    assert 20 < exact.score("rank1") < 100
+    assert kept.per_query["rank1"].tolist() == exact.per_query["rank1"].tolist()
+    np.testing.assert_allclose(kept.per_query["mAP"], exact.per_query["mAP"], atol=0.01)
 
 
 @pytest.mark.parametrize("bad", [np.nan, np.inf])
@@ -320,7 +322,9 @@ def test_read_backwards_the_last_of_equals_comes_first(seed: int) -> None:
     labels = rng.integers(0, 3, 14)
     got = retrieval(features.astype(np.float32), labels, ties="last")
     want = retrieval_scores(features[::-1], labels[::-1].tolist())
-    assert got.hit1.tolist() == want["hit1"][::-1]
-    assert got.hit5.tolist() == want["hit5"][::-1]
-    np.testing.assert_allclose(got.ap, want["ap"][::-1], rtol=1e-13)
-    assert not np.array_equal(got.ap, retrieval(features.astype(np.float32), labels).ap), "ties do matter here"
+    assert got.per_query["rank1"].tolist() == want["hit1"][::-1]
+    assert got.per_query["rank5"].tolist() == want["hit5"][::-1]
+    np.testing.assert_allclose(got.per_query["mAP"], want["ap"][::-1], rtol=1e-13)
+    assert not np.array_equal(got.per_query["mAP"], retrieval(features.astype(np.float32), labels).per_query["mAP"]), (
+        "ties do matter here"
+    )

@@ -21,7 +21,7 @@ from finesight.data.sources import open_source
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.evaluate import evaluate, split_indices
 from finesight.evaluation.fractions import drawn_parts
-from finesight.evaluation.linear import Outcome
+from finesight.evaluation.linear import ProbeResult
 from finesight.evaluation.protocol import Protocol
 from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
@@ -46,9 +46,9 @@ def task(encoder: Encoder, birds: Path) -> Task:
     return Task(encoder, cache, "average", train, test, features, parts, epochs=5, seed=3)
 
 
-def run(task: Task, **options: Any) -> tuple[dict[str, dict[str, Any]], dict[str, Outcome]]:
-    kept: dict[str, Outcome] = {}
-    return released_probe(task, progress=False, found=kept.__setitem__, **options), kept
+def run(task: Task, **options: Any) -> tuple[dict[str, dict[str, Any]], dict[str, ProbeResult]]:
+    kept = released_probe(task, progress=False, **options)
+    return {percent: result.summary() for percent, result in kept.items()}, kept
 
 
 # --- numbers ----------------------------------------------------------------------------------------------------------
@@ -130,14 +130,10 @@ def test_last_is_the_score_and_best_stands_beside_it(task: Task, monkeypatch: py
     assert set(scores["100"]) == {"top1", "top5", "lr", "epochs", "best_on_test"}
     assert (scores["100"]["lr"], scores["100"]["epochs"]) == (30, 5)
     for percent, outcome in outcomes.items():
-        assert scores[percent]["top1"] == pytest.approx(100 * outcome.hit1.mean())
-        assert scores[percent]["top5"] == pytest.approx(100 * outcome.hit5.mean())
+        assert scores[percent]["top1"] == pytest.approx(100 * outcome.per_image["top1"].mean())
+        assert scores[percent]["top5"] == pytest.approx(100 * outcome.per_image["top5"].mean())
         assert scores[percent]["best_on_test"]["top1"] >= scores[percent]["top1"]
         assert 1 <= scores[percent]["best_on_test"]["epoch"] <= 5
-    probe = module._Probe(2, 2, 0)
-    probe.history = [(10.0, 50.0), (30.0, 60.0), (30.0, 70.0), (20.0, 80.0)]
-    assert probe.summary(4)["best_on_test"] == {"top1": 30.0, "top5": 60.0, "epoch": 2}
-    assert probe.summary(4)["top1"] == 20.0
 
 
 def test_a_fraction_does_not_depend_on_the_others(task: Task) -> None:
@@ -147,7 +143,10 @@ def test_a_fraction_does_not_depend_on_the_others(task: Task) -> None:
     again, _ = run(task)
     assert again == together
     other, kept = run(replace(task, seed=4))
-    assert {percent: outcome.hit1.shape for percent, outcome in kept.items()} == {"100": (24,), "50": (24,)}
+    assert {percent: outcome.per_image["top1"].shape for percent, outcome in kept.items()} == {
+        "100": (24,),
+        "50": (24,),
+    }
     assert other != together
 
 
@@ -191,7 +190,7 @@ def test_stopped_anywhere_it_goes_on_to_the_same_bits(
     assert calls == 35 + 3, "no piece was done twice"
     assert scores == whole
     for percent in outcomes:
-        assert np.array_equal(kept[percent].hit1, outcomes[percent].hit1)
+        assert np.array_equal(kept[percent].per_image["top1"], outcomes[percent].per_image["top1"])
     run(task, state=tmp_path)
     assert calls == 38, "what has ended gives its result at once"
 

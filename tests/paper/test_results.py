@@ -20,7 +20,7 @@ from finesight.paper.results import REQUIRED, ResultFiles
 def queries(count: int = 5) -> RetrievalScores:
     rng = np.random.default_rng(0)
     hit1, hit5, ap = rng.random(count) < 0.5, rng.random(count) < 0.8, rng.random(count)
-    return RetrievalScores(100 * hit1.mean(), 100 * hit5.mean(), 100 * ap.mean(), count, 0, hit1, hit5, ap)
+    return RetrievalScores({"rank1": hit1, "rank5": hit5, "mAP": ap})
 
 
 def result(system: str = "lcr", seed: int = 0) -> dict[str, Any]:
@@ -38,9 +38,9 @@ def test_what_was_written_is_read(files: ResultFiles) -> None:
         files.write(system, seed, result(system, seed), queries())
     assert {system: sorted(seeds) for system, seeds in files.read().items()} == {"lcr": [0, 12], "lcr-k1": [0]}
     found = files.per_query("lcr", 12)
-    np.testing.assert_array_equal(found["hit1"], queries().hit1)
-    np.testing.assert_array_equal(found["hit5"], queries().hit5)
-    np.testing.assert_allclose(found["ap"], queries().ap, rtol=1e-6)
+    np.testing.assert_array_equal(found["rank1"], queries().per_query["rank1"])
+    np.testing.assert_array_equal(found["rank5"], queries().per_query["rank5"])
+    np.testing.assert_allclose(found["mAP"], queries().per_query["mAP"], rtol=1e-6)
 
 
 def test_a_write_that_fails_leaves_what_was_there(files: ResultFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -54,7 +54,7 @@ def test_a_write_that_fails_leaves_what_was_there(files: ResultFiles, monkeypatc
     with pytest.raises(OSError, match="No space"):
         files.write("lcr", 0, result() | {"more": 1}, queries(7))
     assert files.file("lcr", 0).read_bytes() == before
-    assert len(files.per_query("lcr", 0)["ap"]) == 5
+    assert len(files.per_query("lcr", 0)["mAP"]) == 5
     assert list(files.read()) == ["lcr"], "what is left of the write is no result"
 
 

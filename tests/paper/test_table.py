@@ -29,7 +29,7 @@ SEEDS = {
 def scored(rng: np.random.Generator, level: float) -> RetrievalScores:
     hit1 = rng.random(QUERIES) < level
     hit5, ap = hit1 | (rng.random(QUERIES) < 0.5), rng.random(QUERIES) * level
-    return RetrievalScores(100 * hit1.mean(), 100 * hit5.mean(), 100 * ap.mean(), QUERIES, 0, hit1, hit5, ap)
+    return RetrievalScores({"rank1": hit1, "rank5": hit5, "mAP": ap})
 
 
 def result(system: str, seed: int, queries: RetrievalScores, rng: np.random.Generator) -> dict[str, Any]:
@@ -104,7 +104,7 @@ def test_which_seeds_are_compared(results: Results) -> None:
 
 def test_the_interval_is_that_of_the_queries(files: ResultFiles, results: Results) -> None:
     for first, pairs in {"moco-v2-gem": [(1, 1), (2, 2)], "frozen": [(0, 0), (0, 1), (0, 2)]}.items():
-        for metric, key in (("rank-1", "hit1"), ("rank-5", "hit5"), ("mAP", "ap")):
+        for metric, key in (("rank-1", "rank1"), ("rank-5", "rank5"), ("mAP", "mAP")):
             found = difference(files, results, first, "lcr", metric)
             arrays = [(files.per_query(first, a)[key], files.per_query("lcr", b)[key]) for a, b in pairs]
             assert found == paired_bootstrap_seeds(arrays, resamples=table.RESAMPLES)

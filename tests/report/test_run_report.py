@@ -228,7 +228,14 @@ def test_score_table_with_intervals_votes_and_the_best_on_test() -> None:
 
 def test_tables_by_class_and_super_category_have_readable_heads() -> None:
     row = {"class": "a", "queries": 3, "rank1": 1.0, "test_images": 2, "linear_100": 5.0, "knn_20": None}
-    assert list(class_table([row])[0]) == ["class", "queries", "rank-1", "test images", "linear 100 %", "20-NN"]
+    assert list(class_table([row], {"linear": {"100": {}}, "knn": {"20": {}}})[0]) == [
+        "class",
+        "queries",
+        "rank-1",
+        "test images",
+        "linear 100 %",
+        "20-NN",
+    ]
     supers = {"super_categories": [{"super-category": "Birds", "rank1": 1.0, "rank1_own": 2.0}]}
     assert super_table(supers) == [{"super-category": "Birds", "rank-1": 1.0, "rank-1, own gallery": 2.0}]
 

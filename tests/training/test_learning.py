@@ -112,7 +112,7 @@ def score(module: TrainingModule, cache: DecodedCache) -> float:
     encoder = settled(encoder_of(module.config, module), cache)
     images = part(cache, "test")
     features = extract(encoder, cache, images, ("average",), progress=False).features["average"]
-    return retrieval(features, cache.source.labels[images]).mAP
+    return retrieval(features, cache.source.labels[images]).score("mAP")
 
 
 def gain(method: str, cache: DecodedCache, **settings: Any) -> float:

@@ -145,8 +145,8 @@ def test_validation_where_there_are_labels(birds: Path, unlabeled: Path, tmp_pat
     assert cache.source.labels is not None
     expected = retrieval(features, cache.source.labels[held_out])
     last = rows(tmp_path / "with")[-1]
-    assert float(last["val_rank1"]) == expected.rank1
-    assert float(last["val_mAP"]) == pytest.approx(expected.mAP, rel=1e-12)
+    assert float(last["val_rank1"]) == expected.score("rank1")
+    assert float(last["val_mAP"]) == pytest.approx(expected.score("mAP"), rel=1e-12)
     assert len(held_out) == 5
     assert len(images) == 43
 

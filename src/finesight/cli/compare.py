@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
     from finesight.evaluation.compare import Comparison
+    from finesight.evaluation.metrics import RetrievalMetric
 
 SHOWN = 12  # changed images in the table and in the sheet
-METRICS = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP"}
 SPLITS = {"official": "the test images of the official split", "given": "the test images of the given split"}
-COLUMNS = ("path", "label", "change", "rank1_a", "rank1_b", "rank5_a", "rank5_b", "ap_a", "ap_b")
 
 
 def compare(
@@ -82,6 +81,7 @@ def compare(
 def _print(found: Comparison, summary: dict[str, Any]) -> None:
     from rich.markup import escape
 
+    from finesight.evaluation.metrics import retrieval_metrics
     from finesight.io.console import print_table
 
     for key in ("a", "b"):
@@ -91,7 +91,7 @@ def _print(found: Comparison, summary: dict[str, Any]) -> None:
         )
     where = SPLITS.get(found.split, "all images, as the data has no split")
     print(f"{len(found.paths):,} queries: {where}. Scores in percent; p and interval by a bootstrap over the queries.")
-    print_table([score_row(name, found) for name in METRICS])
+    print_table([score_row(metric, found) for metric in retrieval_metrics()])
     changed = found.changed
     if not len(changed):
         print("No difference: both find the same for every query.")
@@ -100,27 +100,27 @@ def _print(found: Comparison, summary: dict[str, Any]) -> None:
         f"Nearest image: {len(found.became_right):,} queries became right, {len(found.became_wrong):,} became wrong. "
         f"AP changed for {len(found.ap_changes):,}. The most changed:"
     )
-    x, y = found.a.queries, found.b.queries
+    x, y = (evaluation.queries.per_query["mAP"] for evaluation in (found.a, found.b))
     print_table(
         [
             {
                 "query": escape(_printable(found.paths[i])),
                 "class": escape(_printable(found.labels[i])),
                 "nearest image": _change(found, i),
-                "AP of A": 100 * float(x.ap[i]),
-                "AP of B": 100 * float(y.ap[i]),
+                "AP of A": 100 * float(x[i]),
+                "AP of B": 100 * float(y[i]),
             }
             for i in changed[:SHOWN].tolist()
         ]
     )
 
 
-def score_row(name: str, found: Comparison) -> dict[str, object]:
-    """One line of the table."""
-    a, b, gap = found.metrics[name]
+def score_row(metric: RetrievalMetric, found: Comparison) -> dict[str, object]:
+    """Return one line of the table."""
+    a, b, gap = found.metrics[metric.key]
     least = 1 / found.resamples
     return {
-        "": METRICS[name],
+        "": metric.head(),
         "A": a,
         "B": b,
         "B − A": f"{gap.mean:+.2f}",
@@ -130,7 +130,7 @@ def score_row(name: str, found: Comparison) -> dict[str, object]:
 
 
 def _change(found: Comparison, query: int) -> str:
-    a, b = bool(found.a.queries.hit1[query]), bool(found.b.queries.hit1[query])
+    a, b = (bool(evaluation.queries.per_query["rank1"][query]) for evaluation in (found.a, found.b))
     if a == b:
         return "stays right" if a else "stays wrong"
     return "became right" if b else "became wrong"
@@ -152,20 +152,27 @@ def _make(folder: Path) -> None:
 
 
 def _write(folder: Path, found: Comparison, summary: dict[str, Any]) -> None:
+    from finesight.evaluation.metrics import retrieval_metrics
+
     (folder / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n")
     with open(folder / "changed.csv", "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
         writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(COLUMNS)
+        names = [f"{metric.query_column}_{system}" for metric in retrieval_metrics() for system in "ab"]
+        writer.writerow(["path", "label", "change", *names])
         writer.writerows(changed_row(found, i) for i in found.changed.tolist())
     (folder / "changed.png").write_bytes(changed_sheet(found))
 
 
 def changed_row(found: Comparison, query: int) -> tuple[object, ...]:
-    """In the order of ``COLUMNS``; hits are 0 or 1, AP is in [0, 1]."""
-    x, y = found.a.queries, found.b.queries
-    hits = (int(values[query]) for values in (x.hit1, y.hit1, x.hit5, y.hit5))
-    words = found.paths[query], found.labels[query], _change(found, query)
-    return (*words, *hits, float(x.ap[query]), float(y.ap[query]))
+    """Return path, class, change, and the values by A and by B of every metric: 0 or 1 of hits, AP in [0, 1]."""
+    from finesight.evaluation.metrics import retrieval_metrics
+
+    values = [
+        (int if metric.binary else float)(evaluation.queries.per_query[metric.key][query])
+        for metric in retrieval_metrics()
+        for evaluation in (found.a, found.b)
+    ]
+    return found.paths[query], found.labels[query], _change(found, query), *values
 
 
 def changed_sheet(found: Comparison) -> bytes:
@@ -201,6 +208,6 @@ def _sheet_of(found: Comparison, shown: NDArray[np.int64], hits: list[NDArray[np
             hit = int(nearest[row])
             color, mark = verdict(bool(labels[hit] == labels[image]))
             framed(axes, cache.image(hit), color, 3)
-            below(axes, f"{mark} AP {100 * system.queries.ap[query]:.1f}", classes[labels[hit]], color)
+            below(axes, f"{mark} AP {100 * system.queries.per_query['mAP'][query]:.1f}", classes[labels[hit]], color)
     note(figure, 0.08, "✓ green: class of the query      ✗ red: another class")
     return figure

@@ -16,6 +16,7 @@ from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.evaluation.bootstrap import Difference, paired_bootstrap
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings
+from finesight.evaluation.metrics import retrieval_metrics
 from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder
 
@@ -24,7 +25,7 @@ LISTED = 20  # changes of AP in the summary
 NAMED = 5  # images in an error message
 
 
-class Metric(NamedTuple):
+class ScorePair(NamedTuple):
     """Two scores in percent, and b − a."""
 
     a: float
@@ -36,7 +37,7 @@ class Metric(NamedTuple):
 class Comparison:
     """Queries are numbered as in ``paths``; what each of them gave is in ``a.queries`` and ``b.queries``."""
 
-    metrics: dict[str, Metric]  # rank1, rank5, mAP
+    metrics: dict[str, ScorePair]  # by the key of a metric of retrieval
     split: str  # "official" or "given": the test images of that split; "all": the source has none
     images: NDArray[np.int64]  # (queries,) indices into either cache
     paths: tuple[str, ...]
@@ -59,11 +60,13 @@ class Comparison:
             for found in (self.became_right, self.became_wrong)
         )
         turns = [query for query in chain.from_iterable(zip_longest(right, wrong)) if query is not None]
-        rest = np.flatnonzero(self.a.queries.hit5 != self.b.queries.hit5).tolist()
+        x, y = self.a.queries.per_query, self.b.queries.per_query
+        rest = np.flatnonzero(np.any([abs(x[key] * 1.0 - y[key]) > SAME_AP for key in x], axis=0)).tolist()
         return np.array(list(dict.fromkeys([*turns, *self.ap_changes.tolist(), *rest])), dtype=np.int64)
 
     def summary(self) -> dict[str, Any]:
-        """All numbers and the images that changed, ready for JSON."""
+        """Return all numbers and the images that changed, ready for JSON."""
+        x, y = self.a.queries.per_query, self.b.queries.per_query
         return {
             "a": _system(self.a),
             "b": _system(self.b),
@@ -79,7 +82,7 @@ class Comparison:
             "became_wrong": [self.paths[i] for i in self.became_wrong],
             "ap_changed": len(self.ap_changes),
             "largest_ap_changes": [
-                {"path": self.paths[i], "a": float(self.a.queries.ap[i]), "b": float(self.b.queries.ap[i])}
+                {"path": self.paths[i], "a": float(x["mAP"][i]), "b": float(y["mAP"][i])}
                 for i in self.ap_changes[:LISTED]
             ],
             "skipped": [path for path, _ in self.a.cache.skipped],
@@ -122,14 +125,17 @@ def compare(
     images = _queries(first)
     found = first.cache.source
     assert found.labels is not None
-    x, y = first.queries, second.queries
-    pairs = {"rank1": (x.hit1, y.hit1), "rank5": (x.hit5, y.hit5), "mAP": (x.ap, y.ap)}
-    change = np.abs(y.ap - x.ap)
+    x, y = first.queries.per_query, second.queries.per_query
+    change = np.abs(y["mAP"] - x["mAP"])
     order = np.argsort(-change, kind="stable")
     return Comparison(
         metrics={
-            name: Metric(getattr(x, name), getattr(y, name), paired_bootstrap(*pair, resamples=resamples, seed=seed))
-            for name, pair in pairs.items()
+            metric.key: ScorePair(
+                first.queries.score(metric.key),
+                second.queries.score(metric.key),
+                paired_bootstrap(x[metric.key], y[metric.key], scale=metric.scale, resamples=resamples, seed=seed),
+            )
+            for metric in retrieval_metrics()
         },
         split=split or first.scores["setting"]["split"],
         images=images,
@@ -137,8 +143,8 @@ def compare(
         labels=tuple(found.classes[label] for label in found.labels[images]),
         a=first,
         b=second,
-        became_right=np.flatnonzero(~x.hit1 & y.hit1),
-        became_wrong=np.flatnonzero(x.hit1 & ~y.hit1),
+        became_right=np.flatnonzero(~x["rank1"] & y["rank1"]),
+        became_wrong=np.flatnonzero(x["rank1"] & ~y["rank1"]),
         ap_changes=order[change[order] > SAME_AP],
         dropped=dropped,
         resamples=resamples,

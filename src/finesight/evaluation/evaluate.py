@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -15,11 +15,12 @@ from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.data.layouts.official import OFFICIAL
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
+from finesight.evaluation.bootstrap import score_intervals
 from finesight.evaluation.fractions import Parts, drawn_parts, read_parts, write_parts
-from finesight.evaluation.intervals import score_intervals
-from finesight.evaluation.knn import knn_hits
-from finesight.evaluation.linear import Outcome, linear_probe
+from finesight.evaluation.knn import knn_places
+from finesight.evaluation.linear import ProbeResult, linear_probe
 from finesight.evaluation.localization import located_by
+from finesight.evaluation.metrics import METRICS, Values, classifier_values
 from finesight.evaluation.per_class import Row, class_rows, query_labels, super_rows
 from finesight.evaluation.protocol import Protocol, provenance
 from finesight.evaluation.retrieval import RetrievalScores, Ties, retrieval
@@ -190,30 +191,32 @@ def _scored(
     labels, tested = scene.labels(scene.gallery), scene.labels(scene.test)
     queries = retrieval(searched, labels, ties=scene.ties)
     scores: dict[str, Any] = {"retrieval": queries.summary()}
-    outcomes: dict[str, Outcome] = {}
+    classifiers: dict[str, dict[str, Mapping[str, Values]]] = {}
+    probes: dict[str, ProbeResult] = {}
     if probe:
-        scores["linear"] = _probed(scene, name, features, known, outcomes)
-    votes: dict[int, NDArray[np.bool_]] = {}
+        probes = _probe(scene, name, features, known)
+        scores["linear"] = {percent: result.summary() for percent, result in probes.items()}
+        classifiers["linear"] = {percent: result.per_image for percent, result in probes.items()}
     if known is not None and scene.rules.knn:
-        votes = knn_hits(known, scene.labels(scene.train), features, tested, scene.rules.knn)
-        scores["knn"] = {str(k): {"top1": 100 * float(hit.mean())} for k, hit in votes.items()}
+        places = knn_places(known, scene.labels(scene.train), features, tested, scene.rules.knn)
+        classifiers["knn"] = {str(k): classifier_values("knn", place) for k, place in places.items()}
+        scores["knn"] = {
+            k: {key: METRICS[f"knn.{key}"].score(values) for key, values in per_image.items()}
+            for k, per_image in classifiers["knn"].items()
+        }
     if located is not None:
         scores["localization"] = located
     if (supers := super_rows(source, searched, labels, queries, scene.ties)) is not None:
         scores["super_categories"] = supers
-    scores["ci"] = score_intervals(queries, query_labels(labels), outcomes, votes)
-    scores["setting"] = {"pooling": name} | scene.facts() | provenance(scene.rules, source, outcomes)
-    hits = {f"linear_{percent}": outcome.hit1 for percent, outcome in outcomes.items()}
-    hits |= {f"knn_{k}": hit for k, hit in votes.items()}
-    classes = class_rows(source, labels, queries, tested, hits)
+    scores["ci"] = score_intervals(queries.per_query, query_labels(labels), classifiers)
+    scores["setting"] = {"pooling": name} | scene.facts() | provenance(scene.rules, source, probes)
+    classes = class_rows(source, labels, queries, tested, classifiers)
     return Evaluation(scores, scene.cache, scene.test, extracted.only(name), name, queries, classes)
 
 
-def _probed(
-    scene: _Scene, name: str, features: Features, known: Features | None, outcomes: dict[str, Outcome]
-) -> dict[str, Any]:
-    """The linear probe's scores by percent of the labels; ``outcomes`` are put beside them."""
-    rules, keep = scene.rules, outcomes.__setitem__
+def _probe(scene: _Scene, name: str, features: Features, known: Features | None) -> dict[str, ProbeResult]:
+    """Return the results of the linear probe by percent of the labels."""
+    rules = scene.rules
     if rules.released:
         task = Task(
             scene.encoder,
@@ -226,7 +229,7 @@ def _probed(
             epochs=rules.probe_epochs,
             seed=rules.seed,
         )
-        return released_probe(task, state=rules.state, progress=scene.progress, found=keep)
+        return released_probe(task, state=rules.state, progress=scene.progress)
     assert known is not None
     return linear_probe(
         known,
@@ -238,7 +241,6 @@ def _probed(
         normalize=scene.unit,
         progress=partial(_say, name) if scene.progress else None,
         parts=scene.parts,
-        found=keep,
     )
 
 

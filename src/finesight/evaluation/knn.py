@@ -1,7 +1,7 @@
-"""k nearest neighbors from train to test: what a feature is worth without fitting anything.
+"""Classify test images by their nearest train images: what a feature is worth without fitting anything.
 
 The vote is weighted (Wu et al., 2018; the DINO evaluation): a neighbor at cosine s adds exp(s / 0.07) to its class.
-Nothing is chosen, so nothing can leak: k is fixed, 1 and 20.
+No setting is chosen: k is fixed, 1 and 20.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
+from finesight.evaluation.linear import class_index
 from finesight.evaluation.retrieval import cross_rows
 from finesight.features.wide import Features, WideRows
 
@@ -19,17 +20,18 @@ NEIGHBORS = (1, 20)
 TEMPERATURE = 0.07
 
 
-def knn_hits(
+def knn_places(
     train_x: Features,
     train_y: NDArray[np.int64],
     test_x: Features,
     test_y: NDArray[np.int64],
     neighbors: Sequence[int] = NEIGHBORS,
-) -> dict[int, NDArray[np.bool_]]:
-    """For each k, whether the vote gives each labeled test image its class.
+) -> dict[int, NDArray[np.int64]]:
+    """Return, for each k, the place of the right class in the vote for each labeled test image, from 1.
 
-    Equally similar train images rank by index, equal votes go to the lowest label. With fewer than k train images all
-    of them vote. Images without a label (-1) take no part. Cosines are exact (``retrieval``).
+    Equally similar train images rank by index, of equal votes the lowest label comes first; a class that train lacks
+    comes last. With fewer than k train images all of them vote. Images without a label (-1) take no part. Cosines are
+    exact (``retrieval``).
     """
     if not neighbors or min(neighbors) < 1:
         raise ValueError(f"k must be at least 1, not {tuple(neighbors)}")
@@ -37,18 +39,20 @@ def knn_hits(
     test_x, test_y = _labeled(test_x, test_y, "test")
     classes, number = np.unique(train_y, return_inverse=True)
     most = min(max(neighbors), len(train_y))
-    right = {k: np.zeros(len(test_y), dtype=bool) for k in neighbors}
-    for n, (cosines, label) in enumerate(zip(cross_rows(test_x, train_x), test_y.tolist(), strict=True)):
+    own = class_index(classes, test_y)
+    places = {k: np.full(len(test_y), len(classes) + 1) for k in neighbors}
+    for n, (cosines, index) in enumerate(zip(cross_rows(test_x, train_x), own.tolist(), strict=True)):
         near = _nearest(cosines, most)
         weights = np.exp(cosines[near] / TEMPERATURE)
-        for k, hit in right.items():
+        for k, place in places.items():
             votes = np.bincount(number[near[:k]], weights[:k], len(classes))  # in the order given: most alike first
-            hit[n] = classes[np.argmax(votes)] == label
-    return right
+            if index >= 0:
+                place[n] = 1 + (votes > votes[index]).sum() + (votes[:index] == votes[index]).sum()
+    return places
 
 
 def _nearest(cosines: NDArray[np.float64], k: int) -> NDArray[np.int64]:
-    """The k largest, descending; of equal ones the first. Sorts only those that can be among them."""
+    """Return the k largest, descending; of equal ones the first. Sorts only those that can be among them."""
     least = np.partition(cosines, len(cosines) - k)[len(cosines) - k]
     candidates = np.flatnonzero(cosines >= least)
     return candidates[np.argsort(-cosines[candidates], kind="stable")[:k]]

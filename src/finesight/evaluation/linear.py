@@ -1,16 +1,16 @@
 """Linear probe: how well one linear layer on frozen features tells the classes apart.
 
-The paper's released protocol reports the best epoch *on test* at one learning rate: it flatters, and suits
-some features only. Here rate and length are chosen on a part of train, alike for every method, and test is
-touched once.
+The paper's released protocol reports the best epoch *on test* at one learning rate: it flatters, and suits some
+features only. Here rate and length are chosen on a part of train, alike for every method, and test is used once.
 
-Features with many more dimensions than there are images to fit to are fitted in the images' row space, which gives
-the same probe at the cost of as many dimensions as images; see ``RowSpace``. No random projection is needed.
+Features with many more dimensions than there are images are fitted in the images' row space, which gives the same probe
+at the cost of as many dimensions as images; see ``RowSpace``.
 """
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
 from finesight.evaluation.fractions import join, nested_fractions, shuffled_classes
+from finesight.evaluation.metrics import METRICS, Values, classifier_values
 from finesight.features.row_space import Rows, RowSpace
 from finesight.features.wide import WIDE, Features, WideRows, row_lengths
 
@@ -34,13 +35,18 @@ GRAM = 16_384  # images at most in a matrix of their inner products, which takes
 
 
 @dataclass(frozen=True, eq=False)
-class Outcome:
-    """What each labeled test image gave, in their order, and on how much of train the setting was chosen."""
+class ProbeResult:
+    """The scores of a probe, the setting it was fitted with, and what each labeled test image gave, in their order."""
 
-    hit1: NDArray[np.bool_]
-    hit5: NDArray[np.bool_]
+    per_image: Mapping[str, Values]  # key of a metric -> (test images,)
+    setting: Mapping[str, Any]  # learning rate, epochs and the like
     folds: int = 0
     validation_images: int = 0  # over all folds, each of which is held out of the others
+
+    def summary(self) -> dict[str, Any]:
+        """Return the scores in percent and the setting, ready for JSON."""
+        scores = {key: METRICS[f"linear.{key}"].score(values) for key, values in self.per_image.items()}
+        return {**scores, **self.setting}
 
 
 def linear_probe(
@@ -56,22 +62,24 @@ def linear_probe(
     epochs: Sequence[int] = EPOCHS,
     progress: Callable[[str], None] | None = None,
     parts: Mapping[int, NDArray[np.int64]] | None = None,
-    found: Callable[[str, Outcome], None] | None = None,
-) -> dict[str, dict[str, float]]:
-    """Top-1 and top-5 in percent on test for each percentage of the train labels, and the setting chosen.
+) -> dict[str, ProbeResult]:
+    """Fit a probe to each percentage of the train labels and score it on test; return the results by percentage.
 
     Unlabeled images (-1) are left out; test images of a class that train lacks count as wrong. ``normalize``
     gives each feature length 1; without it one common scale is taken out, so that the same learning rates
-    suit any network. ``progress`` is told in words what is being done. ``parts`` has the train images of each
-    fraction; by default they are drawn (``nested_fractions``). ``found`` is told what each test image gave.
+    suit any network. ``progress`` is called with words that say what is being done. ``parts`` has the train images of
+    each fraction; by default they are drawn (``nested_fractions``).
     """
-    place = np.cumsum(np.asarray(train_y) >= 0) - 1  # among the labeled
+    labeled_index = np.cumsum(np.asarray(train_y) >= 0) - 1
     train_x, train_y, norm = _labeled(train_x, train_y, "train")
     test_x, test_y, test_norm = _labeled(test_x, test_y, "test")
     classes = np.unique(train_y)
     _check_classes(classes, test_y)
     common = np.sqrt(np.mean(norm**2))
-    x, test = divided(train_x, norm if normalize else common), divided(test_x, test_norm if normalize else common)
+    x, test = (
+        divide_rows(train_x, norm if normalize else common),
+        divide_rows(test_x, test_norm if normalize else common),
+    )
     y = torch.from_numpy(np.searchsorted(classes, train_y))
     target = torch.from_numpy(class_index(classes, test_y))
 
@@ -79,34 +87,33 @@ def linear_probe(
     drawn = nested_fractions(train_y, [percent / 100 for percent in fractions], seed) if parts is None else {}
     for percent in fractions:
         say = _prefixed(progress, f"linear probe, {percent} % of the labels: ")
-        part = torch.from_numpy(drawn[percent / 100] if parts is None else place[parts[percent]])
-        own = x[part]
-        span = _span(own, say)
-        seen = own if span is None else span.rows
-        lr, length = _choose(seen, y[part], len(classes), lrs, epochs, seed, say)
+        part = torch.from_numpy(drawn[percent / 100] if parts is None else labeled_index[parts[percent]])
+        own_x, own_y = x[part], y[part]
+        row_space = _row_space(own_x, say)
+        fitted_x = own_x if row_space is None else row_space.rows
+        folds = validation_folds(own_y.numpy(), seed)
+        lr, length = _choose(fitted_x, own_y, len(classes), folds, lrs, epochs, seed, say)
         say(f"fitting with learning rate {lr:g} for {length} epochs")
-        weight = fit(seen, y[part], len(classes), [lr], length, seed)
-        right = hits(predict(weight if span is None else span.lift(weight), test)[0], target)
-        top1, top5 = (100 * hit.double().mean().item() for hit in right)
-        result[str(percent)] = {"top1": top1, "top5": top5, "lr": lr, "epochs": float(length)}
-        if found is not None:
-            folds = _folds(y[part].numpy(), seed)
-            found(str(percent), Outcome(right[0].numpy(), right[1].numpy(), len(folds), sum(map(len, folds))))
+        weight = fit(fitted_x, own_y, len(classes), [lr], length, seed)
+        logits = predict(weight if row_space is None else row_space.lift(weight), test)[0]
+        values = classifier_values("linear", class_places(logits, target))
+        setting = {"lr": lr, "epochs": float(length)}
+        result[str(percent)] = ProbeResult(values, setting, len(folds), sum(map(len, folds)))
     return result
 
 
 def steps_of_one_rate(labels: NDArray[np.int64], fractions: Sequence[int] = (100, 50, 20), seed: int = 0) -> int:
-    """How many steps ``linear_probe`` takes, each with one learning rate, to choose on every fold and to fit."""
+    """Return how many steps ``linear_probe`` takes, each with one learning rate, to choose on every fold and to fit."""
     short, long = min(EPOCHS), max(EPOCHS)
     choosing = short * len(LEARNING_RATES) + long * FINALISTS
     total = 0
     for part in nested_fractions(labels, [percent / 100 for percent in fractions], seed).values():
-        total += _batches(len(part)) * (choosing * len(_folds(labels[part], seed)) + long)
+        total += _batches(len(part)) * (choosing * len(validation_folds(labels[part], seed)) + long)
     return total
 
 
-def _span(x: Rows, say: Callable[[str], None]) -> RowSpace | None:
-    """Where it pays: the way there has its cost, and the matrix its size."""
+def _row_space(x: Rows, say: Callable[[str], None]) -> RowSpace | None:
+    """Return the row space of ``x`` if fitting in it is cheaper and its matrix fits in memory, else None."""
     if len(x) > min(GRAM, x.shape[1] // 2):
         return None
     say(f"comparing {len(x)} images with each other")
@@ -122,7 +129,7 @@ def fit(
     seed: int,
     batches: int | None = None,
 ) -> torch.Tensor:
-    """Train one softmax regression per learning rate; weights (G, C, D + 1), the last column being the bias.
+    """Train one softmax regression per learning rate; return weights (G, C, D + 1), the last column being the bias.
 
     SGD with momentum, no weight decay, cosine schedule; all G see the same batches. The gradient of the
     cross-entropy is written out, so that a step of all of them is two matrix products and one addition. The
@@ -143,7 +150,7 @@ def fit(
 
 
 def predict(weight: torch.Tensor, x: Rows) -> torch.Tensor:
-    """Logits (G, N, C) of the probes that ``fit`` gave."""
+    """Return the logits (G, N, C) of the probes that ``fit`` gave."""
     if isinstance(x, torch.Tensor):
         return _with_one(x) @ weight.mT
     logits = weight.new_empty(len(weight), len(x), weight.shape[1])
@@ -162,9 +169,9 @@ def _batches(images: int) -> int:
 
 
 def _steps(images: int, epochs: int, seed: int, batches: int) -> Iterator[tuple[torch.Tensor, float]]:
-    """Batches of a fresh order each epoch, with the cosine factor of the learning rate.
+    """Yield batches of a fresh order each epoch, with the cosine factor of the learning rate.
 
-    Of equal size: at the high rates that suit unit features, a short last batch could throw the fit off.
+    Batches are of equal size: at the high rates that suit unit features, a short last batch could throw the fit off.
     """
     generator = torch.Generator().manual_seed(seed)
     total = epochs * batches
@@ -179,24 +186,24 @@ def _choose(
     x: Rows,
     y: torch.Tensor,
     classes: int,
+    folds: Sequence[NDArray[np.int64]],
     lrs: Sequence[float],
     epochs: Sequence[int],
     seed: int,
     say: Callable[[str], None],
 ) -> tuple[float, int]:
-    """The learning rate and length with the best validation accuracy; of equal ones, the lowest loss.
+    """Return the learning rate and length with the best validation accuracy; of equal ones, the lowest loss.
 
-    Every rate is tried for the shortest time, only the best few for longer: most of the cost is in the rest.
+    Every rate is tried for the shortest time and only the best few for longer, which saves most of the cost.
     """
-    folds = _folds(y.numpy(), seed)
     if not folds:
         return UNCHOSEN
     scores = {}
     for length in sorted(epochs):
         say(f"choosing the learning rate, {length} epochs")
-        found = [_fold_scores(x, y, classes, lrs, length, seed, held) for held in folds]
+        by_fold = [_fold_scores(x, y, classes, lrs, length, seed, held) for held in folds]
         for n, lr in enumerate(lrs):
-            scores[lr, length] = _joint_score([fold[n] for fold in found])
+            scores[lr, length] = _joint_score([fold[n] for fold in by_fold])
         lrs = [lr for _, lr in sorted((scores[lr, length], lr) for lr in lrs)][-FINALISTS:]
     best = max(scores, key=lambda setting: scores[setting])
     if scores[best][0] < 0:
@@ -216,7 +223,7 @@ def _fold_scores(
     seed: int,
     held: NDArray[np.int64],
 ) -> list[tuple[int, float, float]]:
-    """For each rate: held-out images, accuracy and loss on them of a probe fitted to the others."""
+    """Return, for each rate: held-out images, accuracy and loss on them of a probe fitted to the others."""
     kept = torch.ones(len(y), dtype=torch.bool)
     kept[held] = False
     weight = fit(x[kept], y[kept], classes, lrs, length, seed, _batches(len(y)))  # as unsteady as the fit to all
@@ -224,14 +231,15 @@ def _fold_scores(
 
 
 def _validation_score(logits: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    """Larger is better; a probe that overflowed loses to every one that did not."""
+    """Return accuracy and negative loss, larger is better; a probe that overflowed loses to every one that did not."""
     if not bool(logits.isfinite().all()):
         return -1.0, 0.0
-    return _accuracy(logits, y)[0], -float(torch.nn.functional.cross_entropy(logits, y))
+    accuracy = 100 * (class_places(logits, y) <= 1).mean()
+    return float(accuracy), -float(torch.nn.functional.cross_entropy(logits, y))
 
 
 def _joint_score(folds: Sequence[tuple[int, float, float]]) -> tuple[float, float]:
-    """Over all held-out images; a probe that overflowed once has lost."""
+    """Return the score over all held-out images; a probe that overflowed once has lost."""
     if any(accuracy < 0 for _, accuracy, _ in folds):
         return -1.0, 0.0
     total = sum(count for count, _, _ in folds)
@@ -239,10 +247,10 @@ def _joint_score(folds: Sequence[tuple[int, float, float]]) -> tuple[float, floa
     return accuracy, sum(count * value for count, _, value in folds) / total
 
 
-def _folds(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
-    """Disjoint validation sets: a fifth of each class, at least one image but never a class's only one.
+def validation_folds(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
+    """Return disjoint validation sets: a fifth of each class, at least one image but never a class's only one.
 
-    One where that is enough images to choose by, else as many as it takes, up to five.
+    There is one set if it has enough images to choose by, else as many as it takes, up to five.
     """
     shuffled = [order for order in shuffled_classes(labels, seed) if len(order) > 1]
     sizes = [max(1, round(VALIDATION * len(order))) for order in shuffled]
@@ -252,27 +260,22 @@ def _folds(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
     return [fold for fold in folds if len(fold)]
 
 
-def _accuracy(logits: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    """Top-1 and top-5 in percent; (N, C), (N,)."""
-    first, fifth = hits(logits, y)
-    return 100 * first.double().mean().item(), 100 * fifth.double().mean().item()
-
-
-def hits(logits: torch.Tensor, y: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Whether the class is the first, and whether it is among the first five. (N, C), (N,) -> (N,) each"""
+def class_places(logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.int64]:
+    """Return the place of the right class among the five highest logits (N, C), from 1; 6 if it is not there."""
     best = logits.topk(min(5, logits.shape[1]), dim=1)
     hit = (best.indices == y[:, None]) & best.values.isfinite()  # topk puts NaN first
-    return hit[:, 0], hit.any(dim=1)
+    place: NDArray[np.int64] = torch.where(hit.any(dim=1), hit.int().argmax(dim=1) + 1, 6).numpy()
+    return place
 
 
 def class_index(classes: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Index into the sorted classes; -1 for a label that is not among them."""
-    place = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
-    return np.where(classes[place] == labels, place, -1)
+    """Return the index of each label in the sorted classes; -1 for a label that is not among them."""
+    index = np.minimum(np.searchsorted(classes, labels), len(classes) - 1)
+    return np.where(classes[index] == labels, index, -1)
 
 
-def divided(x: Features, by: NDArray[np.float64]) -> Rows:
-    """Rows by their own length or by a common one; a zero vector stays zero."""
+def divide_rows(x: Features, by: NDArray[np.float64]) -> Rows:
+    """Divide rows by their own length or by a common one; a zero vector stays zero."""
     divisor = np.broadcast_to(np.where(by > 0, by, 1.0), len(x))
     if x.shape[1] > WIDE:
         return WideRows.of(x).times(1 / divisor)
@@ -280,7 +283,7 @@ def divided(x: Features, by: NDArray[np.float64]) -> Rows:
 
 
 def _labeled(x: Features, y: NDArray[np.int64], split: str) -> tuple[Features, NDArray[np.int64], NDArray[np.float64]]:
-    """Those that have a label, and their lengths; wide features are not copied."""
+    """Return the rows that have a label, their labels and their lengths; wide features are not copied."""
     x, y = WideRows.of(x) if x.shape[1] > WIDE else np.asarray(x), np.asarray(y)
     if y.shape != (len(x),):
         raise ValueError(f"{len(x)} {split} features but labels of shape {y.shape}")

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 from finesight.data.layouts.official import OFFICIAL, missing_words
 from finesight.data.sources import ImageSource
 from finesight.evaluation.knn import NEIGHBORS
-from finesight.evaluation.linear import Outcome
+from finesight.evaluation.linear import ProbeResult
 from finesight.paper.released import EPOCHS, milestones
 
 ProtocolName = Literal["finesight", "released"]
@@ -39,8 +39,8 @@ class Protocol:
         return self.name == "released"
 
 
-def provenance(protocol: Protocol, source: ImageSource, outcomes: Mapping[str, Outcome]) -> dict[str, Any]:
-    """For the ``setting`` of the scores. ``outcomes`` are those of the linear probe, none where there was none."""
+def provenance(protocol: Protocol, source: ImageSource, probes: Mapping[str, ProbeResult]) -> dict[str, Any]:
+    """For the ``setting`` of the scores. ``probes`` are those of the linear probe, none where there was none."""
     facts: dict[str, Any] = {
         "protocol": protocol.name,
         "dataset": source.kind,
@@ -48,14 +48,14 @@ def provenance(protocol: Protocol, source: ImageSource, outcomes: Mapping[str, O
         "seed": protocol.seed,
         "test_looks": 1,
     }
-    if outcomes:
+    if probes:
         facts["labels"] = "drawn" if protocol.labels is None else protocol.labels.name
         if protocol.released:
             facts |= {"test_looks": protocol.probe_epochs, "rate_falls_after": list(milestones(protocol.probe_epochs))}
         else:
             facts["validation"] = {
-                percent: {"images": outcome.validation_images, "folds": outcome.folds}
-                for percent, outcome in outcomes.items()
+                percent: {"images": result.validation_images, "folds": result.folds}
+                for percent, result in probes.items()
             }
     return facts
 

@@ -8,7 +8,7 @@ Narrow features are rounded once and compared by blocks of images. A rounded cop
 themselves or twice so; they are rounded and compared by blocks of columns, which sums up to the same.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Literal
 
@@ -17,6 +17,7 @@ import torch
 from numpy.typing import ArrayLike, NDArray
 
 from finesight.errors import FineSightError
+from finesight.evaluation.metrics import METRICS, Values, retrieval_metrics
 from finesight.features.wide import WIDE, Features, WideRows, row_lengths
 
 CHUNK_BYTES = 256 * 2**20  # similarities of one chunk of queries with the whole gallery
@@ -27,28 +28,25 @@ Compare = Callable[[NDArray[np.int64], torch.Tensor], None]  # fills (Q, N): cho
 Ties = Literal["first", "last"]  # which of equally similar images ranks before the others, by index
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class RetrievalScores:
-    """Scores in percent, with what each query gave (in image order) so that they can be resampled later."""
+    """What each query gave, in image order, so that scores can be resampled later."""
 
-    rank1: float
-    rank5: float
-    mAP: float
-    queries: int
-    lone: int
-    hit1: NDArray[np.bool_]  # (queries,)
-    hit5: NDArray[np.bool_]  # (queries,)
-    ap: NDArray[np.float64]  # (queries,) in [0, 1]
+    per_query: Mapping[str, Values]  # key of a metric -> (queries,)
+    lone: int = 0  # labeled images that are alone in their class and so have nothing to find
+
+    @property
+    def queries(self) -> int:
+        return len(next(iter(self.per_query.values())))
+
+    def score(self, key: str) -> float:
+        """Return the score of the metric ``key``, in percent."""
+        return METRICS[f"retrieval.{key}"].score(self.per_query[key])
 
     def summary(self) -> dict[str, float | int]:
-        """The scores alone, ready for JSON."""
-        return {
-            "rank1": self.rank1,
-            "rank5": self.rank5,
-            "mAP": self.mAP,
-            "queries": self.queries,
-            "lone": self.lone,
-        }
+        """Return the scores alone, ready for JSON."""
+        scores: dict[str, float | int] = {key: self.score(key) for key in self.per_query}
+        return scores | {"queries": self.queries, "lone": self.lone}
 
 
 def retrieval(
@@ -56,12 +54,10 @@ def retrieval(
 ) -> RetrievalScores:
     """Score features (N, D) as the paper does: each image queries all others by cosine.
 
-    rank-k is a hit when any of the k nearest shares the class; AP is the mean, over all images of the class,
-    of k / (position of the k-th of them) in the full ranking. Equal similarities rank by image index, the last
-    first where ``ties`` says so (a sorted list read backwards, as in the released code). An image alone in its
-    class has nothing to find: it is counted in ``lone`` and stays in the gallery to be found wrongly. Images
-    without a label (-1) take no part. ``chunk`` queries are compared at a time; by default as many as fit a fixed
-    memory budget.
+    Every registered metric of retrieval is computed. Equal similarities rank by image index, the last first where
+    ``ties`` says so (a sorted list read backwards, as in the released code). An image alone in its class has nothing
+    to find: it is counted in ``lone`` and stays in the gallery to be found wrongly. Images without a label (-1) take no
+    part. ``chunk`` queries are compared at a time; by default as many as fit a fixed memory budget.
     """
     labels = np.asarray(labels)
     if labels.shape != (len(features),):
@@ -72,23 +68,14 @@ def retrieval(
     query = np.flatnonzero([len(members[label]) > 1 for label in labels.tolist()])
     _check_labels(len(members), len(query), len(labels))
 
-    first = np.empty(len(query), dtype=np.int64)
-    ap = np.empty(len(query), dtype=np.float64)
+    metrics = retrieval_metrics()
+    per_query: dict[str, Values] = {metric.key: np.empty(len(query), dtype=metric.dtype) for metric in metrics}
     for n, (image, scores) in enumerate(_rows(_comparison(features, labeled), len(labels), query, chunk)):
         same = members[int(labels[image])]
-        position = _positions(scores, same[same != image], ties)  # (P,) ascending, from 1
-        first[n] = position[0]
-        ap[n] = np.mean(np.arange(1, len(position) + 1) / position)
-    return RetrievalScores(
-        rank1=_percent(first <= 1),
-        rank5=_percent(first <= 5),
-        mAP=_percent(ap),
-        queries=len(query),
-        lone=len(labels) - len(query),
-        hit1=first <= 1,
-        hit5=first <= 5,
-        ap=ap,
-    )
+        positions = _positions(scores, same[same != image], ties)  # (P,) ascending, from 1
+        for metric in metrics:
+            per_query[metric.key][n] = metric.value(positions, len(labels) - 1)
+    return RetrievalScores(per_query, lone=len(labels) - len(query))
 
 
 def neighbors(features: Features, queries: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
@@ -126,10 +113,6 @@ def cross_rows(queries: Features, gallery: Features) -> Iterator[NDArray[np.floa
         rows = buffer[: len(queries) - start]
         _similarities(_unit(np.asarray(queries[start : start + chunk])), known, out=rows)
         yield from rows.numpy()
-
-
-def _percent(values: NDArray[np.bool_] | NDArray[np.float64]) -> float:
-    return 100.0 * float(np.mean(values))
 
 
 def _members(labels: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:

@@ -11,6 +11,7 @@ from typing import Any
 
 from finesight.data.sources import ImageSource
 from finesight.evaluation.evaluate import evaluate_poolings
+from finesight.evaluation.metrics import retrieval_metrics
 from finesight.features.encoder import Encoder
 from finesight.io.atomic import write_atomic
 from finesight.io.console import console
@@ -28,7 +29,6 @@ from finesight.paper.networks import by_epoch, finished, settings, trained
 from finesight.paper.results import read_json
 from finesight.version import __version__
 
-SCORES = ("rank1", "rank5", "mAP")
 LABEL_FREE = ("loss", "kl", "kl_target_uniform", "mask_entropy", "embedding_spread", "effective_rank")
 CURVES = ("val_rank1", "val_mAP", "kl", "mask_entropy")
 
@@ -121,7 +121,7 @@ def result_rows(study: Study, records: Records) -> list[dict[str, Any]]:
 
 def _score_columns(study: Study, scores: Mapping[str, Any]) -> dict[str, float | None]:
     where = {"attention": scores.get("localization", {}).get("inside")} if study.objects else {}
-    return {name: scores["retrieval"][name] for name in SCORES} | where
+    return {metric.key: scores["retrieval"].get(metric.key) for metric in retrieval_metrics()} | where
 
 
 def write(study: Study, records: Records, command: str) -> dict[str, Any]:

@@ -26,7 +26,6 @@ bench_app = typer.Typer(
     help="Reproduce the tables of the docs, and the paper's tables and ablations.", no_args_is_help=True
 )
 
-SHOWN = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP", "attention": "attention on object"}
 SHOWN_UNSCORED = ("loss", "kl", "kl_target_uniform", "mask_entropy", "embedding_spread", "effective_rank")
 NOT_OURS = (
     "The paper's numbers are of the data named above them and of a larger training: not to be compared with ours."
@@ -215,12 +214,14 @@ def _print_ablation(results: Mapping[str, Any], out: Path, *, as_json: bool) -> 
 
 def ablation_table(results: Mapping[str, Any]) -> list[dict[str, str]]:
     """Mean ± std over seeds, and the paper's number in a column that says of which data it is."""
+    from finesight.evaluation.metrics import retrieval_metrics
     from finesight.paper.table import spread
 
-    shown = SHOWN if results["labelled"] else {name: name.replace("_", " ") for name in SHOWN_UNSCORED}
+    titles = {metric.key: metric.title for metric in retrieval_metrics()} | {"attention": "attention on object"}
+    shown = titles if results["labelled"] else {name: name.replace("_", " ") for name in SHOWN_UNSCORED}
     shown = {column: words for column, words in shown.items() if column in results["rows"][0]}
     papers = {
-        paper_column(data, metric): f"paper's {SHOWN[metric]} ({setting})"
+        paper_column(data, metric): f"paper's {titles[metric]} ({setting})"
         for data, setting in PAPER_SETTING.items()
         for metric in ("rank1", "mAP")
         if results["labelled"] and paper_column(data, metric) in results["rows"][0]

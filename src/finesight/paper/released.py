@@ -17,7 +17,7 @@ import json
 import math
 import signal
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +34,8 @@ from finesight.data.store import locked
 from finesight.data.views import ViewConfig, ViewParams, apply_views, sample_params
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.fractions import Parts
-from finesight.evaluation.linear import Outcome, class_index, divided, hits, predict
+from finesight.evaluation.linear import ProbeResult, class_index, class_places, divide_rows, predict
+from finesight.evaluation.metrics import classifier_values
 from finesight.features.encoder import Encoder
 from finesight.features.row_space import Rows
 from finesight.features.wide import Features, row_lengths
@@ -94,8 +95,7 @@ def released_probe(
     *,
     state: Path | None = None,
     progress: bool = True,
-    found: Callable[[str, Outcome], None] | None = None,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, ProbeResult]:
     """By percent of the labels, as ``linear_probe`` gives it: the scores after the last epoch, and the best on test.
 
     What has been learned is kept in a folder below ``state``, every minute and after every epoch; the same task goes on
@@ -111,12 +111,10 @@ def released_probe(
         except KeyboardInterrupt:
             again = "The same command continues." if folder else "Nothing was kept: give --state a folder next time."
             raise Interrupted(signal.SIGINT, f"Stopped in epoch {training.epoch + 1}. {again}") from None
-    result = {}
-    for percent, probe in training.probes.items():
-        result[str(percent)] = probe.summary(task.epochs)
-        if found is not None:
-            found(str(percent), probe.outcome(training.test, training.target))
-    return result
+    return {
+        str(percent): probe.result(training.test, training.target, task.epochs)
+        for percent, probe in training.probes.items()
+    }
 
 
 class _Probe:
@@ -139,8 +137,8 @@ class _Probe:
         """The last batch of an epoch is as small as it is."""
         if len(self.y):
             self._step()
-        top1, top5 = (100 * hit.double().mean().item() for hit in self.hits(test, target))
-        self.history.append((top1, top5))
+        places = self.places(test, target)
+        self.history.append((100 * float((places <= 1).mean()), 100 * float((places <= 5).mean())))
 
     def _step(self) -> None:
         x, y = self.x[:BATCH], self.y[:BATCH]
@@ -151,19 +149,15 @@ class _Probe:
         self.optimizer.step()
 
     @torch.no_grad()
-    def hits(self, test: Rows, target: Tensor) -> tuple[Tensor, Tensor]:
+    def places(self, test: Rows, target: Tensor) -> NDArray[np.int64]:
         weight = torch.cat([self.weight, self.bias[:, None]], dim=1)
-        return hits(predict(weight[None], test)[0], target)
+        return class_places(predict(weight[None], test)[0], target)
 
-    def outcome(self, test: Rows, target: Tensor) -> Outcome:
-        first, fifth = self.hits(test, target)
-        return Outcome(first.numpy(), fifth.numpy())
-
-    def summary(self, epochs: int) -> dict[str, Any]:
+    def result(self, test: Rows, target: Tensor, epochs: int) -> ProbeResult:
         best = max(range(len(self.history)), key=lambda epoch: self.history[epoch][0])  # the first of equals
-        (top1, top5), (best1, best5) = self.history[-1], self.history[best]
-        beside = {"top1": best1, "top5": best5, "epoch": best + 1}
-        return {"top1": top1, "top5": top5, "lr": RATE, "epochs": float(epochs), "best_on_test": beside}
+        best_on_test = {"top1": self.history[best][0], "top5": self.history[best][1], "epoch": best + 1}
+        setting = {"lr": RATE, "epochs": float(epochs), "best_on_test": best_on_test}
+        return ProbeResult(classifier_values("linear", self.places(test, target)), setting)
 
     def state(self) -> dict[str, Any]:
         """The slices are copied: what is saved is what they are views of."""
@@ -189,7 +183,7 @@ class _Training:
         self.y = torch.from_numpy(class_index(classes, labels))  # (train,)
         known = task.labels(task.test) >= 0
         features = task.test_features[known]
-        self.test = divided(features, row_lengths(features))
+        self.test = divide_rows(features, row_lengths(features))
         self.target = torch.from_numpy(class_index(classes, task.labels(task.test)[known]))
         self.members = {p: torch.from_numpy(np.isin(np.arange(len(labels)), part)) for p, part in task.parts.items()}
         self.used = np.flatnonzero(np.any([members.numpy() for members in self.members.values()], axis=0))

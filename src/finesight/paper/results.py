@@ -13,9 +13,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
+from finesight.evaluation.metrics import RetrievalMetric, retrieval_metrics
 from finesight.evaluation.retrieval import RetrievalScores
 from finesight.io.atomic import write_atomic
 
+REQUIRED_ARRAYS = ("hit1", "hit5", "ap")
+ARRAYS = {"rank1": "hit1", "rank5": "hit5"}  # names of arrays in the files, where they differ from the metric's
 Results = dict[str, dict[int, dict[str, Any]]]  # system -> seed -> result
 
 REQUIRED = (
@@ -50,7 +53,11 @@ class ResultFiles:
     def write(self, system: str, seed: int, result: dict[str, Any], queries: RetrievalScores) -> None:
         """Queries first: a result that is there is whole."""
         packed = io.BytesIO()
-        np.savez_compressed(packed, hit1=queries.hit1, hit5=queries.hit5, ap=queries.ap.astype(np.float32))
+        metrics = [(metric, queries.per_query[metric.key]) for metric in retrieval_metrics()]
+        arrays: dict[str, Any] = {
+            _array_name(m): values if m.binary else values.astype(np.float32) for m, values in metrics
+        }
+        np.savez_compressed(packed, **arrays)
         write_atomic(self.queries(system, seed), packed.getvalue())
         write_atomic(self.file(system, seed), (json.dumps(result, indent=2) + "\n").encode())
 
@@ -63,14 +70,26 @@ class ResultFiles:
         return found
 
     def per_query(self, system: str, seed: int) -> dict[str, NDArray[np.float64]]:
-        """hit1, hit5 and ap of every query, in the order of the test images."""
+        """Return the values of every query by the key of a metric, in the order of the test images.
+
+        Metrics that the file was written without are left out, but rank-1, rank-5 and mAP must be there.
+        """
         file = self.queries(system, seed)
         try:
             with np.load(file) as arrays:
-                return {name: arrays[name].astype(np.float64) for name in ("hit1", "hit5", "ap")}
+                names = {m.key: _array_name(m) for m in retrieval_metrics()}
+                return {
+                    key: arrays[name].astype(np.float64)
+                    for key, name in names.items()
+                    if name in arrays or name in REQUIRED_ARRAYS
+                }
         except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
             again = f"Delete {self.file(system, seed).name} to run it again."
             raise FineSightError(f"The queries {file} cannot be read: {error}. {again}") from error
+
+
+def _array_name(metric: RetrievalMetric) -> str:
+    return ARRAYS.get(metric.key, metric.query_column)
 
 
 def read_json(file: Path, what: str = "") -> dict[str, Any]:

@@ -8,20 +8,19 @@ from typing import Any
 import numpy as np
 
 from finesight.evaluation.bootstrap import Difference, paired_bootstrap_seeds
+from finesight.evaluation.metrics import retrieval_metrics
 from finesight.paper.published import paper_row
 from finesight.paper.results import ResultFiles, Results
 from finesight.paper.systems import PROJECTIONS, SYSTEMS, is_frozen
 
 METRICS: dict[str, tuple[str, ...]] = {
-    "rank-1": ("retrieval", "rank1"),
-    "rank-5": ("retrieval", "rank5"),
-    "mAP": ("retrieval", "mAP"),
+    **{metric.title: ("retrieval", metric.key) for metric in retrieval_metrics()},
     "linear 100 %": ("linear", "100", "top1"),
     "50 %": ("linear", "50", "top1"),
     "20 %": ("linear", "20", "top1"),
     "attention on bird": ("localization", "inside"),
 }
-PAIRED = {"rank-1": "hit1", "rank-5": "hit5", "mAP": "ap"}
+PAIRED = {metric.title: metric for metric in retrieval_metrics()}
 RESAMPLES = 2000  # an interval's ends are known to 2 % of its length, and a whole table takes seconds
 OURS = "lcr"
 CURVE = {k: f"lcr-k{k}" for k in PROJECTIONS}  # rows that are drawn, not listed
@@ -75,11 +74,10 @@ def seed_pairs(results: Results, first: str, second: str) -> list[tuple[int, int
 
 def difference(files: ResultFiles, results: Results, first: str, second: str, metric: str) -> Difference:
     """``second`` minus ``first``, paired by query and averaged over the seeds."""
-    key = PAIRED[metric]
-    pairs = [
-        (files.per_query(first, a)[key], files.per_query(second, b)[key]) for a, b in seed_pairs(results, first, second)
-    ]
-    return paired_bootstrap_seeds(pairs, resamples=RESAMPLES)
+    key, scale = PAIRED[metric].key, PAIRED[metric].scale
+    pairs = [(files.per_query(first, a), files.per_query(second, b)) for a, b in seed_pairs(results, first, second)]
+    known = [(a[key], b[key]) for a, b in pairs if key in a and key in b]
+    return paired_bootstrap_seeds(known, scale=scale, resamples=RESAMPLES)
 
 
 def seed_differences(results: Results, first: str, second: str, metric: str) -> list[float]:

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from finesight.data.cache import DecodedCache
 from finesight.evaluation.evaluate import Evaluation
+from finesight.evaluation.metrics import Metric, metrics_of, retrieval_metrics
 from finesight.evaluation.per_class import as_csv
 from finesight.evaluation.protocol import setting_words
 from finesight.evaluation.retrieval import neighbors
@@ -24,7 +25,6 @@ from finesight.training.metrics_log import metric_series
 from finesight.training.run_folder import RunFolder
 
 PICTURES = 6
-RETRIEVAL = {"rank1": "rank-1", "rank5": "rank-5", "mAP": "mAP"}
 NEIGHBORS = 7
 NAMES = {
     "loss": "total loss",
@@ -134,21 +134,18 @@ def search_rows(evaluation: Evaluation, count: int = PICTURES) -> list[Retrieval
 
 
 def score_table(rows: Mapping[str, Mapping[str, Any]], *, intervals: bool = False) -> list[dict[str, object]]:
-    """One row a system, the scores people compare by, in percent; with their 95 % intervals in brackets if asked."""
+    """Return a row for each system with the score of every metric that tables show, and its 95 % interval if asked."""
     table = []
     for name, scores in rows.items():
         known = scores.get("ci", {}) if intervals else {}
         row: dict[str, object] = {"system": name}
-        for metric, title in RETRIEVAL.items():
-            row[title] = _cell(scores["retrieval"][metric], known.get("retrieval", {}).get(metric))
-        for percent, probe in scores.get("linear", {}).items():
-            row[f"linear {percent} %"] = _cell(probe["top1"], known.get("linear", {}).get(percent, {}).get("top1"))
-            if "best_on_test" in probe:
-                row[f"best on test {percent} %"] = probe["best_on_test"]["top1"]
-        for k, vote in list(scores.get("knn", {}).items())[-1:]:
-            row[f"{k}-NN"] = _cell(vote["top1"], known.get("knn", {}).get(k, {}).get("top1"))
-        if (where := scores.get("localization")) is not None:
-            row |= {"attention": where["inside"], "pointing": where["pointing"]}
+        for metric in metrics_of(Metric):
+            for variant, values in metric.shown_scores(scores) if metric.shown else ():
+                ends = known.get(metric.family, {})
+                ends = ends.get(variant, {}) if variant else ends
+                row[metric.head(variant)] = _cell(values[metric.key], ends.get(metric.key))
+                if "best_on_test" in values:
+                    row[f"best on test {variant} %"] = values["best_on_test"][metric.key]
         table.append(row)
     return table
 
@@ -158,31 +155,35 @@ def _cell(score: float, interval: Sequence[float] | None) -> float | str:
 
 
 def super_table(scores: Mapping[str, Any]) -> list[dict[str, object]]:
-    """One row a super-category."""
-    titles = RETRIEVAL | {"rank1_own": "rank-1, own gallery", "mAP_own": "mAP, own gallery"}
+    """Return a row for each super-category."""
+    titles = {metric.key: metric.head() for metric in retrieval_metrics()}
+    titles |= {f"{key}_own": f"{title}, own gallery" for key, title in titles.items()}
     return [{titles.get(key, key): value for key, value in row.items()} for row in scores["super_categories"]]
 
 
-def class_table(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, object]]:
-    """One row a class, in the order given."""
-    named = {"test_images": "test images"} | RETRIEVAL
-
-    def title(key: str) -> str:
-        if key.startswith("linear_"):
-            return f"{key.replace('_', ' ')} %"
-        return f"{key.removeprefix('knn_')}-NN" if key.startswith("knn_") else named.get(key, key)
-
-    return [{title(key): value for key, value in row.items()} for row in rows]
+def class_table(rows: Sequence[Mapping[str, Any]], scores: Mapping[str, Any]) -> list[dict[str, object]]:
+    """Return a row for each class, in the order given; ``scores`` are those of all classes together."""
+    titles = {"test_images": "test images"} | {
+        metric.column.format(variant): metric.head(variant)
+        for metric in metrics_of(Metric)
+        for variant in ("", *scores.get(metric.family, ()))
+    }
+    return [{titles.get(key, key): value for key, value in row.items()} for row in rows]
 
 
 def _scores(run: RunFolder, evaluation: Evaluation) -> Section:
     setting, found = evaluation.scores["setting"], evaluation.scores["retrieval"]
     text = (
         f"{found['queries']} images each search all others ({setting['pooling']} pooling, {setting['split']} split). "
-        "rank-1: the nearest image is of the same class. linear: a classifier on frozen features, with that share of "
-        f"the labels. k-NN: a vote of the k nearest train images.\n\n{setting_words(evaluation.scores)}"
+        f"{' '.join(_meanings(evaluation.scores))}\n\n{setting_words(evaluation.scores)}"
     )
     return Section("Scores", text, table=score_table({run.root.name: evaluation.scores}, intervals=True))
+
+
+def _meanings(scores: Mapping[str, Any]) -> list[str]:
+    """Return a sentence for each metric of the table."""
+    found = ((metric, [*metric.shown_scores(scores)]) for metric in metrics_of(Metric) if metric.shown and metric.words)
+    return [f"{metric.head(variants[0][0])}: {metric.words}." for metric, variants in found if variants]
 
 
 def _group_sections(evaluation: Evaluation) -> list[Section]:
@@ -196,7 +197,7 @@ def _group_sections(evaluation: Evaluation) -> list[Section]:
         sections.append(Section("Super-categories", words, table=super_table(evaluation.scores)))
     if evaluation.classes:
         words = "The classes whose images find each other worst come first. Scores in percent."
-        sections.append(Section("Classes", words, table=class_table(evaluation.classes)))
+        sections.append(Section("Classes", words, table=class_table(evaluation.classes, evaluation.scores)))
     return sections
 
 

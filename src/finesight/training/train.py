@@ -289,11 +289,11 @@ def _validator(
         features = extract(encoder, seen, np.arange(len(seen)), (config.pooling,), progress=False)
         module.train()
         scores = retrieval(features.features[config.pooling], labels)
-        if config.rationale is not None and config.rationale.checkpoint == "best" and scores.rank1 > best:
-            best = scores.rank1
+        if config.rationale is not None and config.rationale.checkpoint == "best" and scores.score("rank1") > best:
+            best = scores.score("rank1")
             encoder.save(run.best_encoder)
             module.train()
-        return {"val_rank1": scores.rank1, "val_mAP": scores.mAP}
+        return {"val_rank1": scores.score("rank1"), "val_mAP": scores.score("mAP")}
 
     return validate
 
