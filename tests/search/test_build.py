@@ -286,7 +286,7 @@ def test_where_an_index_is(index: FaissIndex, run: Path, tmp_path: Path) -> None
         open_index(holder)
     shutil.copytree(tmp_path / "index", holder / "index")
     assert open_index(holder).meta == open_index(str(tmp_path / "index")).meta == index.meta
-    assert np.array_equal(open_index(holder).known().ids, index.known().ids)
+    assert np.array_equal(open_index(holder).list_items().ids, index.list_items().ids)
     with pytest.raises(FineSightError, match="nothing is there"):
         open_index(tmp_path / "missing")
     (tmp_path / "empty").mkdir()

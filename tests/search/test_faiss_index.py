@@ -120,7 +120,7 @@ def test_items_come_back_as_they_were(tmp_path: Path) -> None:
         assert (again.width, again.height) == (640, 480)
         assert np.array_equal(again.mask, one.mask)
         assert np.array_equal(index.vectors(np.array([one.id]), SPACES[0])[0], vector)
-    known = index.known()
+    known = index.list_items()
     assert sorted(known.paths.tolist()) == sorted(odd)
     assert dict(zip(known.paths.tolist(), known.ids.tolist(), strict=True)) == {one.path: one.id for one in items}
     assert index.item(12345) is None
@@ -139,7 +139,7 @@ def test_an_item_takes_the_place_of_its_former_self(tmp_path: Path) -> None:
     assert index.search(newer, 1, SPACES[0])[1].tolist() == [[2]]
     assert np.array_equal(index.vectors(np.array([2]), SPACES[0]), newer)
     index.add(NewItems([item(9, item(3).path)], dict.fromkeys(SPACES, units(1, seed=9))))  # a path under a new id
-    assert index.known().ids.tolist() == [1, 2, 9]
+    assert index.list_items().ids.tolist() == [1, 2, 9]
     index.remove(np.array([1, 777]))
     assert sorted(contents(index)) == [item(2).path, item(3).path]
 

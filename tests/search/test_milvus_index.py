@@ -67,8 +67,8 @@ def test_answers_are_those_of_the_folder_index(tmp_path: Path, empty: MilvusInde
     reference = nearest(queries[0], vectors, list(range(1, 251)), 10)[1]
     assert empty.search(queries[:1], 10, SPACES[0])[1][0].tolist() == reference
     assert contents(empty) == contents(folder)
-    assert [array.tolist() for array in vars(empty.known()).values()] == [
-        array.tolist() for array in vars(folder.known()).values()
+    assert [array.tolist() for array in vars(empty.list_items()).values()] == [
+        array.tolist() for array in vars(folder.list_items()).values()
     ]
     facts = empty.facts()
     assert (facts["store"], facts["items"], facts["kind"], facts["recall_at_10"]) == ("milvus", 250, "exact", 1.0)
@@ -90,7 +90,7 @@ def test_fewer_items_than_asked_for(empty: MilvusIndex) -> None:
     assert (ids == -1).all()
     assert (scores == -1).all()
     assert list(empty.blocks(SPACES[0])) == []
-    assert len(empty.known().ids) == 0
+    assert len(empty.list_items().ids) == 0
     empty.add(batch([4, 5], units(2)))  # seen at once, without a flush
     scores, ids = empty.search(units(2), 5, SPACES[0])
     assert sorted(ids[0].tolist()) == [-1, -1, -1, 4, 5]
@@ -116,7 +116,7 @@ def test_items_come_back_as_they_were(empty: MilvusIndex) -> None:
         assert (again.width, again.height) == (640, 480)
         assert np.array_equal(again.mask, one.mask)
         assert np.array_equal(empty.vectors(np.array([one.id]), SPACES[0])[0], vector)
-    assert sorted(empty.known().paths.tolist()) == sorted(odd)
+    assert sorted(empty.list_items().paths.tolist()) == sorted(odd)
     assert [one and one.id for one in empty.items([items[3].id, 12345, items[0].id])] == [
         items[3].id,
         None,
@@ -137,7 +137,7 @@ def test_changes_and_what_makes_no_sense(empty: MilvusIndex) -> None:
     assert empty.search(newer, 1, SPACES[0])[1].tolist() == [[2]]
     assert np.array_equal(empty.vectors(np.array([2]), SPACES[0]), newer)
     empty.add(NewItems([item(9, item(3).path)], dict.fromkeys(SPACES, units(1, seed=9))))  # a path under a new id
-    assert empty.known().ids.tolist() == [1, 2, 9]
+    assert empty.list_items().ids.tolist() == [1, 2, 9]
     empty.remove(np.array([1, 777]))
     assert sorted(contents(empty)) == [item(2).path, item(3).path]
     with pytest.raises(ValueError, match="twice"):
@@ -157,7 +157,7 @@ def test_pages_hold_everything(empty: MilvusIndex, monkeypatch: pytest.MonkeyPat
     empty.remove(np.array(ids[::10]))
     empty.add(batch(ids[1:50:10], units(5, seed=3)))
     left = sorted(set(ids) - set(ids[::10]))
-    assert empty.known().ids[np.argsort(empty.known().ids)].tolist() == left
+    assert empty.list_items().ids[np.argsort(empty.list_items().ids)].tolist() == left
     seen = [block.tolist() for block, _ in empty.blocks(SPACES[1], rows=64)]
     assert len(seen) > 10
     assert [number for block in seen for number in block] == left
@@ -287,14 +287,14 @@ def test_killed_at_any_point_it_continues(tmp_path: Path) -> None:
     process.join()
     told = int(said.read_text())
     index = MilvusIndex.open(where)
-    known = index.known().ids.tolist()
+    known = index.list_items().ids.tolist()
     assert set(range(1, told + 1)) <= set(known)  # what was committed is there
     assert len(known) == len(set(known)) == len(index)
     assert len(known) % 20 == 0  # and no batch half
     for start in range(1, told + 41, 20):  # again: nothing doubles
         index.add(batch(list(range(start, start + 20)), units(20, seed=start)))
     index.finish()
-    assert sorted(index.known().ids.tolist()) == list(range(1, max(told + 40, len(known)) + 1))
+    assert sorted(index.list_items().ids.tolist()) == list(range(1, max(told + 40, len(known)) + 1))
     assert index.search(units(20, seed=1)[:1], 1, SPACES[0])[1].tolist() == [[1]]
     index.close()
 

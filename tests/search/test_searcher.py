@@ -170,4 +170,4 @@ def test_real_birds(tmp_path: Path) -> None:
         with Image.open(file) as photo:
             small = photo.convert("RGB").resize((photo.width // 2, photo.height // 2))
         assert searcher.by_picture(small, 1).hits[0].path == file.name
-    assert unit(index.vectors(index.known().ids, "average")).shape == (len(chosen), index.meta.dimension)
+    assert unit(index.vectors(index.list_items().ids, "average")).shape == (len(chosen), index.meta.dimension)

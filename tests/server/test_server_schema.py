@@ -63,7 +63,7 @@ def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
     index, _ = gallery(tmp_path_factory.mktemp("schema"), images=6)
     with service_for(index) as service:
         app = create_app(service, Access(LOCAL | {"testserver"}))
-        yield Api(app, [str(item) for item in service.index.known().ids.tolist()])
+        yield Api(app, [str(item) for item in service.index.list_items().ids.tolist()])
 
 
 def test_every_operation_is_tried(api: Api) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finesight.cli.options import Json, Quiet
+from finesight.cli.options import IndexUri, Json, Quiet
 from finesight.errors import FineSightError
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ if TYPE_CHECKING:
     from finesight.search.duplicates import Group
 
 Method = StrEnum("Method", {"kmeans": "kmeans", "hdbscan": "hdbscan"})
-Where = Annotated[str, typer.Argument(help="An index folder, a run, milvus://host:port/collection, or FILE.db.")]
 By = Annotated[str | None, typer.Option(help="rationale, average, or a pooling of the index.  [default: its first]")]
 FILL_IN = (
     "Write a name into the column label of clusters.csv, in one line of each cluster that deserves one; - leaves an "
@@ -31,7 +30,7 @@ KINDS = {"bytes": "equal files", "picture": "the same picture", "features": "ali
 
 
 def clusters(
-    where: Where,
+    where: IndexUri,
     out: Annotated[
         Path | None, typer.Option("-o", "--out", help="A folder for clusters.csv and the sheets; with --apply a file.")
     ] = None,
@@ -61,7 +60,7 @@ def clusters(
             _make(out)  # before the work
         with _bar("clustering", not quiet) as tell:
             found = cluster(index, str(method), count, space=Searcher(index).space(by), seed=seed, tell=tell)
-        known = index.known()
+        known = index.list_items()
         paths = dict(zip(known.ids.tolist(), known.paths.tolist(), strict=True))
         if out is not None:
             _write_clusters(out, found, paths, index.meta.root)
@@ -108,7 +107,7 @@ def _apply(index: Index, file: Path, out: Path | None, as_json: bool) -> None:
 
 
 def duplicates(
-    where: Where,
+    where: IndexUri,
     threshold: Annotated[float, typer.Option(min=0.01, max=1, help="Cosine from which two are the same.")] = 0.98,
     by: By = None,
     out: Annotated[Path | None, typer.Option("-o", "--out", help="A folder for duplicates.csv and the sheets.")] = None,

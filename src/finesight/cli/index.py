@@ -14,6 +14,7 @@ import typer
 
 from finesight.cli.options import Json, Quiet, Workers
 from finesight.errors import Interrupted
+from finesight.search.engines import uri_help
 
 if TYPE_CHECKING:
     from finesight.search.build import Report
@@ -26,7 +27,7 @@ def index(
     folder: Annotated[str, typer.Argument(help="The images: a folder, a list of paths, or a known dataset.")],
     index: Annotated[
         str | None,
-        typer.Option("--index", help="A folder, milvus://host:port/collection, or FILE.db.  [default: RUN/index]"),
+        typer.Option("--index", help=f"{uri_help(new=True)}  [default: RUN/index]"),
     ] = None,
     as_json: Json = False,
     workers: Workers = None,
@@ -37,7 +38,7 @@ def index(
     from finesight.features.embedder import TorchEmbedder
     from finesight.io.console import console
     from finesight.io.progress import phase_bar
-    from finesight.search.build import PHASES, open_or_create, skipped_file, update_index
+    from finesight.search.build import PHASES, open_or_create, update_index
 
     where = str(run / "index") if index is None else index
     embedder = TorchEmbedder.load(run)
@@ -52,7 +53,7 @@ def index(
                     workers=workers,
                     callback=tell,
                     stop=stop.is_set,
-                    skipped_file=skipped_file(store, run),
+                    skipped_file=store.skipped_file(run),
                 ),
                 stop,
             )

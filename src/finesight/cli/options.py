@@ -10,6 +10,7 @@ import typer
 from typer.core import TyperCommand
 
 from finesight.nn.poolings import offered_poolings
+from finesight.search.engines import uri_help
 
 Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in offered_poolings()})  # type: ignore[misc]
 _WORDS = "; ".join(f"{name}: {pooling.words}" for name, pooling in offered_poolings().items())
@@ -24,6 +25,7 @@ CacheDir = Annotated[Path | None, typer.Option(help="Where decoded images are ke
 Workers = Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+IndexUri = Annotated[str, typer.Argument(help=uri_help())]
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
 
 

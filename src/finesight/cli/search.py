@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finesight.cli.options import Json
+from finesight.cli.options import IndexUri, Json
 from finesight.errors import FineSightError
 
 if TYPE_CHECKING:
@@ -23,7 +23,7 @@ Run = Annotated[
 
 
 def search(
-    where: Annotated[str, typer.Argument(help="An index folder, a run, milvus://host:port/collection, or FILE.db.")],
+    where: IndexUri,
     queries: Annotated[list[Path], typer.Argument(help="Pictures to look for.")],
     k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="Hits for each.")] = 10,
     by: Annotated[

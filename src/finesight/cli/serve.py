@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finesight.cli.options import CacheDir, Quiet
+from finesight.cli.options import CacheDir, IndexUri, Quiet
 from finesight.cli.search import EngineName, Run
 from finesight.errors import Interrupted
 
@@ -31,7 +31,7 @@ MaxUpload = Annotated[float, typer.Option("--max-upload-mb", min=0.01, max=1000,
 
 
 def serve(
-    where: Annotated[str, typer.Argument(help="An index folder, a run, milvus://host:port/collection, or FILE.db.")],
+    where: IndexUri,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     token: Token = None,

@@ -1,4 +1,4 @@
-"""What an index is, whatever it is kept in, and what an engine sees in an image. No torch: searching needs none."""
+"""What every index promises, whatever engine keeps it. Nothing here needs torch."""
 
 from __future__ import annotations
 
@@ -11,13 +11,14 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from finesight.errors import FineSightError
 from finesight.features.types import Floats
 
 Ids = NDArray[np.int64]
 
 
 class IndexMeta(BaseModel):
-    """What an index remembers of how it was made."""
+    """How an index was made; every index keeps this."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -46,24 +47,34 @@ class Item:
 
 @dataclass(frozen=True)
 class NewItems:
-    """A batch to add. An item whose id is there already takes its place."""
+    """A batch to add. An item replaces the one that has its id or its path."""
 
     items: Sequence[Item]
     vectors: dict[str, Floats]  # space -> (n, D), each of length 1
 
 
 @dataclass(frozen=True)
-class Known:
-    """All items of an index, as little of each as tells whether a file is new or changed."""
+class ItemList:
+    """All items of an index, by path: only what tells whether a file is new or changed."""
 
     ids: Ids
     paths: NDArray[np.str_]
     bytes: Ids
     mtimes: Ids
 
+    @classmethod
+    def from_rows(cls, rows: Sequence[tuple[int, str, int, int]]) -> ItemList:
+        """Make the list from tuples of id, path, bytes and time."""
+        ids, paths, sizes, mtimes = zip(*rows, strict=True) if rows else ((), (), (), ())
+        numbers = (np.array(column, np.int64) for column in (ids, sizes, mtimes))
+        return cls(next(numbers), np.array(paths, np.str_), *numbers)
+
 
 class Index(ABC):
-    """Unit vectors on disk or in a server, found by inner product. Adding and removing are each all or nothing."""
+    """Unit vectors on disk or in a server, found by inner product. Adding and removing are each all or nothing.
+
+    A process that is killed leaves an index that opens and holds every batch whose ``add`` had returned.
+    """
 
     meta: IndexMeta
 
@@ -71,20 +82,20 @@ class Index(ABC):
     def __len__(self) -> int: ...
 
     @abstractmethod
-    def known(self) -> Known: ...
+    def list_items(self) -> ItemList: ...
 
     @abstractmethod
-    def item(self, item: int) -> Item | None: ...
-
     def items(self, ids: Sequence[int]) -> list[Item | None]:
-        """Several at a time."""
-        return [self.item(int(item)) for item in ids]
+        """Return the item of each id, None where there is none."""
+
+    def item(self, item: int) -> Item | None:
+        return self.items([item])[0]
 
     @abstractmethod
     def add(self, batch: NewItems) -> None: ...
 
-    def checked(self, batch: NewItems) -> list[Item]:
-        """The items of a batch that can be added: each once, with a vector of the right width in every space."""
+    def check_batch(self, batch: NewItems) -> list[Item]:
+        """Return the items of a batch; raise ``ValueError`` if one is there twice or a vector is missing or of a wrong width."""
         items = list(batch.items)
         if len({item.id for item in items}) != len(items) or len({item.path for item in items}) != len(items):
             raise ValueError("an item is twice in one batch")
@@ -96,29 +107,42 @@ class Index(ABC):
     @abstractmethod
     def remove(self, ids: Ids) -> None: ...
 
+    def check_space(self, space: str) -> str:
+        """Return ``space``; raise ``FineSightError`` if the index has no such features."""
+        if space not in self.meta.spaces:
+            raise FineSightError(f"The index has no features {space!r}. It has: {', '.join(self.meta.spaces)}.")
+        return space
+
     @abstractmethod
     def finish(self) -> None:
-        """After the last change: make searching fast, and measure what that costs in recall."""
+        """Make searching fast after the last change, and measure what that costs in recall."""
 
     @abstractmethod
     def search(self, queries: Floats, k: int, space: str) -> tuple[Floats, Ids]:
-        """(n, D) -> scores (n, k) descending and ids (n, k); -1 where there are fewer than k items."""
+        """Return the k nearest of each query: (n, D) -> scores (n, k) descending and ids (n, k).
+
+        Of equal scores the smallest ids come first. Scores and ids are -1 where there are fewer than k items.
+        """
 
     @abstractmethod
     def vectors(self, ids: Ids, space: str) -> Floats:
-        """(n,) -> (n, D)"""
+        """Return the vector of each id, (n,) -> (n, D); raise ``FineSightError`` if the index lacks one."""
 
     @abstractmethod
     def blocks(self, space: str, rows: int = 4096) -> Iterator[tuple[Ids, Floats]]:
-        """All vectors, a block at a time, in a stable order."""
+        """Yield all ids and vectors in a stable order, at most ``rows`` at a time."""
 
     @abstractmethod
     def facts(self) -> dict[str, object]:
-        """For people and scripts: kind of structure, items, measured recall."""
+        """Return ``store``, ``items``, ``kind`` of structure, ``recall_at_10``, ``spaces`` and what the engine adds."""
 
     @abstractmethod
     def encoder_folder(self) -> Path:
-        """Where the encoder that made it can be loaded from."""
+        """Return the folder that the encoder of the index can be loaded from."""
+
+    def skipped_file(self, run: Path) -> Path:
+        """Return the file for images that were left out and why; ``run`` is the folder of the encoder's run."""
+        return run / "index-skipped.csv"
 
     @abstractmethod
     def close(self) -> None: ...

@@ -26,7 +26,6 @@ from finesight.features.types import Embedder, Floats, View
 from finesight.io.progress import PhaseProgress
 from finesight.search.base import Index, IndexMeta, Item, NewItems
 from finesight.search.engines import create_index, index_exists, open_index
-from finesight.search.faiss_index import FaissIndex
 from finesight.search.image_files import UNREADABLE_FOLDER, Found, ids_of, list_files
 from finesight.search.open_embedder import require_same
 
@@ -83,7 +82,7 @@ def update_index(
     source = folder if isinstance(folder, ImageSource) else open_source(folder)
     require_root(index, source.root)
     tell("listing", 0, len(source))
-    known = index.known()
+    known = index.list_items()
     there = dict(zip(known.paths.tolist(), known.ids.tolist(), strict=True))
     stamps = dict(zip(there, zip(known.bytes.tolist(), known.mtimes.tolist(), strict=True), strict=True))
     plan = _plan(source, stamps)
@@ -281,7 +280,3 @@ def open_or_create(where: str | Path, embedder: TorchEmbedder, run: str | Path, 
     )
     return create_index(where, meta, home)
 
-
-def skipped_file(index: Index, run: Path) -> Path:
-    """In the index's folder where it has one, else in the run."""
-    return index.folder / "skipped.csv" if isinstance(index, FaissIndex) else run / "index-skipped.csv"

@@ -42,7 +42,7 @@ def find_duplicates(
     if not 0 < threshold <= 1:
         raise FineSightError(f"The threshold must be above 0 and at most 1, not {threshold:g}.")
     space = index.meta.spaces[0] if space is None else space
-    known = index.known()
+    known = index.list_items()
     places = np.argsort(known.ids)
     contents = _contents(index.meta.root, known.paths[places].tolist(), known.bytes[places])
     group = groups(contents, [None] * len(contents))

@@ -1,163 +1,176 @@
-"""An index in a folder: vectors in plain files that are mapped, items in SQLite, FAISS where looking at all is slow.
+"""An index in a folder: vectors in plain files that are memory-mapped, items in SQLite, FAISS where exact search is slow.
 
-    index.json     how it was made            items.db         items, and whose row is whose
+    index.json     how it was made            items.db         items, and which row of the vectors is whose
     encoder/       the encoder that made it   vectors-G/       a file of rows for each space, generation G
-    skipped.csv    files that have no place   *.faiss          structures over the rows
+    skipped.csv    files that were left out   *.faiss          structures over the rows
 
 One process writes at a time; any number read meanwhile, each search on one consistent state.
 """
 
 from __future__ import annotations
 
+import os
 import shutil
 import stat
 import threading
 from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import IO, Any, Self
+from typing import IO, Self
 
 import numpy as np
+from pydantic import ValidationError
 
+from finesight.data.decode import explain_os_errors
 from finesight.errors import FineSightError
 from finesight.features.types import Floats
+from finesight.io.atomic import atomic_path, write_atomic
+from finesight.io.lock import Busy, acquire
 from finesight.search import structures
-from finesight.search.base import Ids, Index, IndexMeta, Item, Known, NewItems
-from finesight.search.fitting import EXACT_NUMBERS, GRAPH_BYTES, RECALL, fitted
-from finesight.search.index_folder import ENCODER, ITEMS, make_folder, only_writer, read_meta, sync, writing
-from finesight.search.item_store import Catalog, Changes, State, Structure
+from finesight.search.base import Ids, Index, IndexMeta, Item, ItemList, NewItems
+from finesight.search.item_store import ItemStore, State
 from finesight.search.snapshot import Snapshot
+from finesight.search.structures import FaissLimits, fit_structure
 
-MOST_DEAD = 0.2  # share of rows that are nobody's, from which the files are written anew
+META, ITEMS, ENCODER, LOCK = "index.json", "items.db", "encoder", "lock"
+FORMAT = 1
+RUN_INDEX = "index"  # folder of a run that its index is in
+MAX_DEAD_SHARE = 0.2  # of rows that no item owns; above it the vector files are written anew
 
 
 class FaissIndex(Index):
-    """See the module. The limits are parameters so that each kind of structure can be had at any size."""
+    """Open the index in ``folder``; ``limits`` say when which structure is built.
 
-    def __init__(
-        self,
-        folder: str | Path,
-        *,
-        exact_numbers: int = EXACT_NUMBERS,
-        graph_bytes: int = GRAPH_BYTES,
-        least_recall: float = RECALL,
-    ) -> None:
+    Raises
+    ------
+    FineSightError
+        If there is no index, or it is damaged or of another format.
+    """
+
+    def __init__(self, folder: str | Path, limits: FaissLimits | None = None) -> None:
         self.folder = Path(folder)
-        self.exact_numbers, self.graph_bytes, self.least_recall = exact_numbers, graph_bytes, least_recall
-        self.meta = read_meta(self.folder)
-        self._catalog = Catalog(self.folder / ITEMS)
+        self.limits = limits or FaissLimits()
+        self.meta = _read_meta(self.folder)
+        self._store = ItemStore(self.folder / ITEMS)
         self._refreshing = threading.Lock()
-        self._seen: Snapshot | None = None
+        self._snapshot: Snapshot | None = None
         self._lock: IO[bytes] | None = None
 
     @classmethod
     def create(cls, folder: str | Path, meta: IndexMeta, encoder: Path) -> Self:
-        """A new, empty index with a copy of its encoder."""
-        make_folder(Path(folder), meta, encoder)
+        """Make an empty index with a copy of its encoder. ``index.json`` is written last: it makes the folder an index."""
+        folder = Path(folder)
+        _refuse_foreign(folder)
+        with _writing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with _lock_folder(folder):
+                if (folder / META).exists():
+                    raise FineSightError(f"There is an index in {folder} already.")
+                for stale in (folder / ENCODER, *folder.glob(f".{ENCODER}.*")):  # of a process that was killed
+                    shutil.rmtree(stale, ignore_errors=True)
+                with atomic_path(folder / ENCODER) as scratch:
+                    shutil.copytree(encoder, scratch)
+                (folder / ITEMS).unlink(missing_ok=True)
+                ItemStore(folder / ITEMS, create=True).close()
+                write_atomic(folder / META, meta.model_dump_json(indent=2) + "\n", sync=True)
         return cls(folder)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._now().count
+        return self.snapshot().count
 
-    def known(self) -> Known:
-        return self._catalog.known()
-
-    def item(self, item: int) -> Item | None:
-        return self._catalog.items([item])[0]
+    def list_items(self) -> ItemList:
+        return self._store.list_items()
 
     def items(self, ids: Sequence[int]) -> list[Item | None]:
-        return self._catalog.items(ids)
+        return self._store.items(ids)
 
     def vectors(self, ids: Ids, space: str) -> Floats:
-        now = self._now()
+        now = self.snapshot()
         wanted = np.asarray(ids, np.int64).reshape(-1)
         rows = now.rows_of(wanted)
         if (rows < 0).any():
             raise FineSightError(f"The index has no item {wanted[rows < 0][0]}.")
-        found: Floats = np.array(now.vectors[self._space(space)][rows], np.float32)
-        return found
+        chosen: Floats = np.array(now.vectors[self.check_space(space)][rows], np.float32)
+        return chosen
 
     def blocks(self, space: str, rows: int = 4096) -> Iterator[tuple[Ids, Floats]]:
-        now = self._now()
-        vectors = now.vectors[self._space(space)]
+        now = self.snapshot()
+        vectors = now.vectors[self.check_space(space)]
         for start in range(0, now.state.rows, rows):
             live = now.live[start : start + rows]
             if live.any():
                 yield now.ids[start : start + rows][live], np.asarray(vectors[start : start + rows])[live]
 
     def search(self, queries: Floats, k: int, space: str) -> tuple[Floats, Ids]:
-        return self._now().search(np.ascontiguousarray(np.atleast_2d(queries), np.float32), k, self._space(space))
+        queries = np.ascontiguousarray(np.atleast_2d(queries), np.float32)
+        return self.snapshot().search(queries, k, self.check_space(space))
 
     def facts(self) -> dict[str, object]:
-        now = self._now()
-        spaces = {space: _facts(now, space) for space in self.meta.spaces}
+        now = self.snapshot()
+        spaces = {space: now.facts(space) for space in self.meta.spaces}
         return {
             "store": "faiss",
             "items": now.count,
             **spaces[self.meta.spaces[0]],
             "spaces": spaces,
-            "bytes": sum(map(_size, self.folder.glob("**/*"))),
+            "bytes": sum(map(_file_size, self.folder.glob("**/*"))),
         }
 
     def encoder_folder(self) -> Path:
         return self.folder / ENCODER
 
+    def skipped_file(self, run: Path) -> Path:
+        return self.folder / "skipped.csv"
+
     def close(self) -> None:
-        self._catalog.close()
-        self._leave()
+        self._store.close()
+        self._release()
 
-    def _space(self, space: str) -> str:
-        if space not in self.meta.spaces:
-            raise FineSightError(f"The index has no features {space!r}. It has: {', '.join(self.meta.spaces)}.")
-        return space
+    def snapshot(self) -> Snapshot:
+        """Return the state that was committed last. It stays as it is while others write.
 
-    def _now(self) -> Snapshot:
-        """What was committed last. Files may be replaced between being named and being opened: then once more."""
+        Files may be replaced between being named and being opened; then they are named again.
+        """
         for _ in range(10):
-            seen, state = self._seen, self._catalog.state()
-            if seen is not None and seen.state == state:
-                return seen
+            held, state = self._snapshot, self._store.state()
+            if held is not None and held.state == state:
+                return held
             with self._refreshing:
                 try:
-                    self._seen = self._refreshed(self._seen)
+                    self._snapshot = self._refresh(self._snapshot)
                 except FileNotFoundError:
                     continue
-                return self._seen
+                return self._snapshot
         raise FineSightError(f"The index in {self.folder} is damaged: files of it are missing. Make it anew.")
 
-    def _refreshed(self, seen: Snapshot | None) -> Snapshot:
-        changes = self._catalog.changes(seen.state if seen else None, seen.last_dead if seen else 0)
+    def _refresh(self, held: Snapshot | None) -> Snapshot:
+        """Return the latest snapshot; rows and structures that ``held`` has are taken from it."""
+        changes = self._store.changes(held.state if held else None, held.last_dead if held else 0)
         ids = np.full(changes.state.rows, -1, np.int64)
-        if seen is not None and seen.state.generation == changes.state.generation:
-            ids[: len(seen.ids)] = seen.ids
+        if held is not None and held.state.generation == changes.state.generation:
+            ids[: len(held.ids)] = held.ids
         ids[changes.dead] = -1
         ids[changes.rows] = changes.ids
-        return Snapshot(
-            changes.state,
-            changes.last_dead,
-            ids,
-            {space: self._mapped(changes.state, space) for space in self.meta.spaces},
-            changes.structures,
-            self._loaded(changes, seen.loaded if seen is not None else {}),
-        )
-
-    def _loaded(self, changes: Changes, before: dict[str, Any]) -> dict[str, Any]:
-        """A structure is loaded once, not at every change of the index."""
-        wanted = [one for one in changes.structures.values() if one.file]
-        return {
-            one.file: before[one.file] if one.file in before else structures.read(self.folder, one) for one in wanted
+        vectors = {space: self._map_rows(changes.state, space) for space in self.meta.spaces}
+        loaded = held.loaded if held is not None else {}
+        loaded = {
+            one.file: loaded[one.file] if one.file in loaded else structures.read(self.folder, one)
+            for one in changes.structures.values()
+            if one.file
         }
+        return Snapshot(changes.state, changes.last_dead, ids, vectors, changes.structures, loaded)
 
-    def _mapped(self, state: State, space: str) -> Floats:
-        """(rows, D), never in memory as a whole."""
+    def _map_rows(self, state: State, space: str) -> Floats:
+        """Map the rows of a space, (rows, D): they are never in memory as a whole."""
         if not state.rows:
             return np.zeros((0, self.meta.dimension), np.float32)
         file = self._rows_file(state.generation, space)
-        self._require_whole(file, state)
+        self._require_rows(file, state)
         return np.memmap(file, np.float32, "r", shape=(state.rows, self.meta.dimension))
 
-    def _require_whole(self, file: Path, state: State) -> None:
+    def _require_rows(self, file: Path, state: State) -> None:
         if file.stat().st_size < state.rows * self._row_bytes:
             raise FineSightError(f"The index in {self.folder} is damaged: {file.name} is too short. Make it anew.")
 
@@ -171,73 +184,70 @@ class FaissIndex(Index):
     # --- writing --------------------------------------------------------------------------------------------------
 
     def add(self, batch: NewItems) -> None:
-        items = self.checked(batch)
+        items = self.check_batch(batch)
         if not items:
             return
-        with writing(self.folder):
-            self._enter()
-            state = self._catalog.state()
+        with _writing(self.folder):
+            self._acquire()
+            state = self._store.state()
             for space in self.meta.spaces:
                 with open(self._rows_file(state.generation, space), "r+b") as file:
                     file.seek(state.rows * self._row_bytes)
                     file.write(np.ascontiguousarray(batch.vectors[space], np.float32).data)
-                    sync(file)
-        self._catalog.add(items)
+                    _sync(file)
+        self._store.add(items)
 
     def remove(self, ids: Ids) -> None:
-        with writing(self.folder):
-            self._enter()
-        self._catalog.remove(np.asarray(ids, np.int64))
+        with _writing(self.folder):
+            self._acquire()
+        self._store.remove(np.asarray(ids, np.int64))
 
     def finish(self) -> None:
-        """Lets go of the folder too: another process may write to it from then on."""
-        with writing(self.folder):
-            self._enter()
-            now = self._now()
-            if now.state.rows - now.count > MOST_DEAD * now.state.rows:
+        """Build the structures that are needed, and let other processes write from then on."""
+        with _writing(self.folder):
+            self._acquire()
+            now = self.snapshot()
+            if now.state.rows - now.count > MAX_DEAD_SHARE * now.state.rows:
                 self._compact(now)
-                now = self._now()
-            built = [
-                fitted(now, space, self.folder, self.exact_numbers, self.graph_bytes, self.least_recall)
-                for space in self.meta.spaces
-            ]
+                now = self.snapshot()
+            built = [fit_structure(now, space, self.folder, self.limits) for space in self.meta.spaces]
             if built != [now.structures.get(space) for space in self.meta.spaces]:
-                self._catalog.set_structures(built)
-            self._clean()
-            self._leave()
+                self._store.set_structures(built)
+            self._remove_stale()
+            self._release()
 
     def _compact(self, now: Snapshot) -> None:
-        """Rows that are somebody's into files of the next generation, which one commit then makes the ones."""
+        """Copy the rows that have an owner to files of the next generation, and commit to those."""
         kept, generation = np.flatnonzero(now.live), now.state.generation + 1
         (self.folder / f"vectors-{generation}").mkdir(exist_ok=True)
         for space in self.meta.spaces:
             with open(self._rows_file(generation, space), "wb") as file:
                 for start in range(0, len(kept), structures.BLOCK):
                     file.write(np.ascontiguousarray(now.vectors[space][kept[start : start + structures.BLOCK]]).data)
-                sync(file)
-        self._catalog.compact(kept, generation)
+                _sync(file)
+        self._store.compact(kept, generation)
 
-    def _enter(self) -> None:
-        """As the only writer, and with nothing left of one that was killed."""
+    def _acquire(self) -> None:
+        """Become the only writer, and cut off what a killed one left."""
         if self._lock is not None:
             return
-        self._lock = only_writer(self.folder)
-        state = self._catalog.state()
+        self._lock = _lock_folder(self.folder)
+        state = self._store.state()
         (self.folder / f"vectors-{state.generation}").mkdir(exist_ok=True)
         for space in self.meta.spaces:
             with open(self._rows_file(state.generation, space), "ab") as file:
-                self._require_whole(Path(file.name), state)
+                self._require_rows(Path(file.name), state)
                 file.truncate(state.rows * self._row_bytes)
-        self._clean()
+        self._remove_stale()
 
-    def _leave(self) -> None:
+    def _release(self) -> None:
         if self._lock is not None:
             self._lock.close()
             self._lock = None
 
-    def _clean(self) -> None:
-        """What no commit names: of a killed writer, or replaced. Readers that have it open keep it."""
-        state, named = self._catalog.state(), {one.file for one in self._catalog.structures()}
+    def _remove_stale(self) -> None:
+        """Remove files that no commit names. Readers that have them open keep them."""
+        state, named = self._store.state(), {one.file for one in self._store.structures()}
         for path in self.folder.iterdir():
             if path.name.startswith("vectors-") and path.name != f"vectors-{state.generation}":
                 shutil.rmtree(path, ignore_errors=True)
@@ -245,24 +255,71 @@ class FaissIndex(Index):
                 path.unlink(missing_ok=True)
 
 
-def _size(file: Path) -> int:
-    """Bytes; none of a journal that its writer has just removed."""
+def find_index_folder(where: str | Path) -> Path:
+    """Return ``where`` if it is an index folder, or the index folder of the run ``where``.
+
+    Raises
+    ------
+    FineSightError
+        If there is neither; the message says how to make an index.
+    """
+    folder = Path(where).expanduser()
+    for candidate in (folder, folder / RUN_INDEX):
+        if (candidate / META).exists():
+            return candidate
+    if not folder.exists():
+        raise FineSightError(f"There is no index {folder}: nothing is there. Make one with `finesight index`.")
+    if (folder / "encoder").exists() or (folder / "config.yaml").exists():
+        raise FineSightError(f"The run {folder} has no index yet. Make one with `finesight index {folder} FOLDER`.")
+    raise FineSightError(f"There is no index in {folder}. Make one with `finesight index RUN FOLDER --index {folder}`.")
+
+
+def _read_meta(folder: Path) -> IndexMeta:
+    try:
+        meta = IndexMeta.model_validate_json((folder / META).read_text())
+    except FileNotFoundError:
+        raise FineSightError(f"There is no index in {folder}. Make one with `finesight index`.") from None
+    except (OSError, ValueError, ValidationError) as error:
+        raise FineSightError(f"The index in {folder} is damaged or of another version: {error}") from error
+    if meta.format != FORMAT:
+        raise FineSightError(f"The index in {folder} has format {meta.format}; this version reads {FORMAT}.")
+    return meta
+
+
+def _refuse_foreign(folder: Path) -> None:
+    """Raise ``FineSightError`` if ``folder`` is a file or holds anything that is not of an index."""
+    if folder.exists() and not folder.is_dir():
+        raise FineSightError(f"{folder} is a file: --index must be a folder.")
+    ours = {ENCODER, ITEMS, f"{ITEMS}-journal", LOCK, META}
+    scratch = (f".{ENCODER}.", f".{META}.")
+    if folder.exists() and any(
+        path.name not in ours and not path.name.startswith(scratch) for path in folder.iterdir()
+    ):
+        raise FineSightError(f"{folder} is not empty and holds no index: give --index a new folder.")
+
+
+def _lock_folder(folder: Path) -> IO[bytes]:
+    """Lock the folder for writing and return the handle that holds the lock."""
+    try:
+        return acquire(folder / LOCK)
+    except Busy:
+        raise FineSightError(f"Another process is writing to the index {folder}: wait for it to end.") from None
+
+
+def _writing(folder: Path) -> AbstractContextManager[None]:
+    return explain_os_errors(f"The index {folder} cannot be written", "make room, or give --index another folder")
+
+
+def _sync(file: IO[bytes]) -> None:
+    """Put the data on the disk, so that a commit never names rows that a power cut took."""
+    file.flush()
+    os.fsync(file.fileno())
+
+
+def _file_size(file: Path) -> int:
+    """Return the bytes of a file, 0 of a folder or of a journal that its writer has just removed."""
     try:
         status = file.stat()
     except FileNotFoundError:
         return 0
     return status.st_size if stat.S_ISREG(status.st_mode) else 0
-
-
-def _facts(now: Snapshot, space: str) -> dict[str, object]:
-    structure: Structure | None = now.structures.get(space)
-    if structure is None or now.loaded.get(structure.file) is None:
-        return {"kind": "exact", "recall_at_10": 1.0}
-    return {
-        "kind": structure.kind,
-        "recall_at_10": round(structure.recall, 4),
-        "recall_queries": structure.queries,
-        "candidates": structure.pool,
-        "built_over": structure.rows,
-        "build_seconds": structure.seconds,
-    }

@@ -1,7 +1,7 @@
-"""Which items an index has, and which row of its vectors is whose. What is committed here is the truth about both.
+"""The SQLite file of a folder index: its items, and which row of the vector files each one owns.
 
-Vectors are appended to plain files first; the transaction that names their rows makes them part of the index. Whatever
-kills the writer, what lies past the last committed row is nobody's, and the next writer cuts it off.
+Vectors are appended to plain files first; the transaction that names their rows makes them part of the index. After a
+kill, no item owns what lies past the last committed row, and the next writer cuts it off.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from finesight.errors import FineSightError
-from finesight.search.base import Ids, Item, Known
+from finesight.search.base import Ids, Item, ItemList
 
 PATIENCE = 60.0  # seconds to wait for another process that commits just now
 SCHEMA = """
@@ -42,7 +42,7 @@ ITEM = "SELECT id, path, bytes, mtime_ns, width, height, mask, mask_width FROM i
 
 @dataclass(frozen=True)
 class Structure:
-    """What makes searching one space fast, as built over the first ``rows`` rows of a generation."""
+    """A structure that makes searching one space fast, built over the first ``rows`` rows of a generation."""
 
     space: str
     generation: int
@@ -50,7 +50,7 @@ class Structure:
     kind: str  # "exact" | "hnsw" | "ivf-pq"
     file: str  # in the index folder; none for "exact"
     pool: int  # candidates whose exact scores are computed
-    probes: int  # lists that are looked at (ivf-pq)
+    probes: int  # lists that are searched (ivf-pq)
     recall: float  # at 10, of exact search; measured on ``queries``
     queries: int
     seconds: float
@@ -58,6 +58,8 @@ class Structure:
 
 @dataclass(frozen=True)
 class State:
+    """The counters of an index that say what was committed last."""
+
     generation: int  # of the vector files: another one after they were compacted
     rows: int  # committed, dead ones among them
     version: int  # another one after every change
@@ -65,17 +67,17 @@ class State:
 
 @dataclass(frozen=True)
 class Changes:
-    """What a reader has to learn to be up to date, read in one transaction."""
+    """What changed since a state that a reader knows, read in one transaction."""
 
     state: State
     ids: Ids  # of rows that were added
     rows: Ids
-    dead: Ids  # rows that are nobody's any more
+    dead: Ids  # rows that no item owns any more
     last_dead: int
     structures: dict[str, Structure]
 
 
-class Catalog:
+class ItemStore:
     """SQLite with a rollback journal: safe against kills and power cuts, and readable from read-only places."""
 
     def __init__(self, file: Path, *, create: bool = False) -> None:
@@ -96,12 +98,12 @@ class Catalog:
             self._db.close()
 
     def state(self) -> State:
-        with self._reading():
+        with self._transaction():
             return self._state()
 
     def changes(self, since: State | None, last_dead: int) -> Changes:
-        """All that was committed after ``since``; all there is if that is None or of another generation."""
-        with self._reading():
+        """Return what was committed after ``since``, or everything if that is None or of another generation."""
+        with self._transaction():
             state = self._state()
             if since is None or since.generation != state.generation:
                 since, last_dead = State(state.generation, 0, -1), 0
@@ -119,31 +121,24 @@ class Catalog:
         )
 
     def structures(self) -> list[Structure]:
-        with self._reading():
+        with self._transaction():
             return self._structures()
 
-    def known(self) -> Known:
-        with self._reading():
+    def list_items(self) -> ItemList:
+        with self._transaction():
             rows = self._db.execute("SELECT id, path, bytes, mtime_ns FROM items ORDER BY path").fetchall()
-        ids, paths, sizes, mtimes = zip(*rows, strict=True) if rows else ((), (), (), ())
-        return Known(
-            np.array(ids, np.int64),
-            np.array([os.fsdecode(path) for path in paths], np.str_),
-            np.array(sizes, np.int64),
-            np.array(mtimes, np.int64),
-        )
+        return ItemList.from_rows([(item, os.fsdecode(path), size, mtime) for item, path, size, mtime in rows])
 
     def items(self, ids: Sequence[int]) -> list[Item | None]:
-        """In one transaction: beginning and ending one takes longer than the look."""
-        with self._reading():
+        with self._transaction():
             rows = [self._db.execute(ITEM, (int(item),)).fetchone() for item in ids]
-        return [None if row is None else _item(row) for row in rows]
+        return [None if row is None else _to_item(row) for row in rows]
 
     # --- writing --------------------------------------------------------------------------------------------------
 
     def add(self, items: Sequence[Item]) -> None:
-        """Whose vectors are on disk already, in the rows that follow the last committed one."""
-        with self._writing():
+        """Commit items whose vectors are on disk already, in the rows that follow the last committed one."""
+        with self._transaction(write=True):
             first = self._state().rows
             for item in items:
                 place = (item.id, os.fsencode(item.path))
@@ -151,19 +146,19 @@ class Catalog:
                 self._db.execute("DELETE FROM items WHERE id = ? OR path = ?", place)
             self._db.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_row(item, first + n) for n, item in enumerate(items)],
+                [_to_row(item, first + n) for n, item in enumerate(items)],
             )
             self._db.execute("UPDATE state SET rows = rows + ?", (len(items),))
 
     def remove(self, ids: Ids) -> None:
         places = [(int(item),) for item in ids]
-        with self._writing():
+        with self._transaction(write=True):
             self._db.executemany("INSERT INTO dead (row) SELECT row FROM items WHERE id = ?", places)
             self._db.executemany("DELETE FROM items WHERE id = ?", places)
 
     def compact(self, kept: Ids, generation: int) -> None:
-        """Row ``kept[i]`` is row i of the vector files of ``generation``."""
-        with self._writing():
+        """Commit that row ``kept[i]`` is now row i of the vector files of ``generation``."""
+        with self._transaction(write=True):
             self._db.executemany(  # ascending: a row only ever moves to a place that is free already
                 "UPDATE items SET row = ? WHERE row = ?", [(new, old) for new, old in enumerate(kept.tolist())]
             )
@@ -173,7 +168,7 @@ class Catalog:
 
     def set_structures(self, structures: Sequence[Structure]) -> None:
         rows = [(one.space, json.dumps(asdict(one))) for one in structures]
-        with self._writing():
+        with self._transaction(write=True):
             self._db.execute("DELETE FROM structures")
             self._db.executemany("INSERT INTO structures VALUES (?, ?)", rows)
 
@@ -187,28 +182,25 @@ class Catalog:
         return [Structure(**json.loads(text)) for (text,) in rows]
 
     @contextmanager
-    def _reading(self) -> Iterator[None]:
-        """All that is read inside is of one moment."""
-        with self._transaction("BEGIN"):
-            yield
+    def _transaction(self, *, write: bool = False) -> Iterator[None]:
+        """Run the block in one transaction: it reads one state, and what it writes is committed as a whole.
 
-    @contextmanager
-    def _writing(self) -> Iterator[None]:
-        with self._transaction("BEGIN IMMEDIATE"):
-            yield
-            self._db.execute("UPDATE state SET version = version + 1")
-
-    @contextmanager
-    def _transaction(self, begin: str) -> Iterator[None]:
+        Raises
+        ------
+        FineSightError
+            If the file was replaced since it was opened, or SQLite fails.
+        """
         with self._lock:
             if _identity(self.file) != self._file:
                 raise FineSightError(
                     f"The index in {self.file.parent} was deleted or replaced while it was in use: open it again."
                 )
             try:
-                self._db.execute(begin)
+                self._db.execute("BEGIN IMMEDIATE" if write else "BEGIN")
                 try:
                     yield
+                    if write:
+                        self._db.execute("UPDATE state SET version = version + 1")
                     self._db.execute("COMMIT")
                 except BaseException:
                     if self._db.in_transaction:
@@ -222,8 +214,10 @@ class Catalog:
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
-    """Of the file itself, whatever its name. SQLite finds a journal by name: with a file that was replaced it would
-    undo, and remove, the journal of the new one."""
+    """Return what identifies the file whatever its name, None if it is gone.
+
+    SQLite finds a journal by name: with a file that was replaced it would roll back, and remove, the new one's journal.
+    """
     try:
         status = os.stat(file)
     except OSError:
@@ -231,13 +225,13 @@ def _identity(file: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _row(item: Item, row: int) -> tuple[object, ...]:
+def _to_row(item: Item, row: int) -> tuple[object, ...]:
     mask = np.ascontiguousarray(item.mask, np.float32)
     facts = (item.id, os.fsencode(item.path), item.bytes, item.mtime_ns, item.width, item.height)
     return (*facts, mask.tobytes(), mask.shape[1], row)
 
 
-def _item(row: tuple[Any, ...]) -> Item:
+def _to_item(row: tuple[Any, ...]) -> Item:
     item, path, size, mtime_ns, width, height, mask, mask_width = row
     cells = np.frombuffer(mask, np.float32).reshape(-1, mask_width)
     return Item(item, os.fsdecode(path), size, mtime_ns, width, height, cells)

@@ -49,7 +49,7 @@ def read_labels(file: Path, index: Index) -> Labels:
             by_cluster[line["cluster"]].add(line["label"])
     unclear = {name for name, labels in by_cluster.items() if name and len(labels) > 1}
     shared = {name: min(labels) for name, labels in by_cluster.items() if name and len(labels) == 1}
-    known = set(index.known().paths.tolist())
+    known = set(index.list_items().paths.tolist())
     rows, gone, unlabeled = [], 0, 0
     for line in lines:
         label = line["label"] or shared.get(line["cluster"], "")

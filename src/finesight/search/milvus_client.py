@@ -1,8 +1,7 @@
-"""To a Milvus server or a Milvus Lite file: addresses, connections, and what went wrong in words."""
+"""Connect to a Milvus server or a Milvus Lite file, and explain what goes wrong."""
 
 from __future__ import annotations
 
-import fcntl
 import logging
 import os
 import re
@@ -12,15 +11,17 @@ from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from finesight.errors import FineSightError
+from finesight.io.lock import Busy, acquire
 
 PORT = 19530
-SECONDS = 5.0  # to wait for a server to answer the door
-PATIENCE = 120.0  # … and for each request after that
+CONNECT_TIMEOUT = 5.0  # seconds, for a server to accept a connection
+TIMEOUT = 120.0  # seconds, of each request after that
 LITE = "finesight"  # the collection of a file
 TOKEN = "FINESIGHT_MILVUS_TOKEN"
 EXAMPLE = "milvus://host:19530/collection"
@@ -29,7 +30,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 @dataclass(frozen=True)
 class Address:
-    """Where a collection is. ``shown`` has no password in it."""
+    """The address of a collection. ``shown`` has no password in it."""
 
     uri: str
     collection: str
@@ -39,7 +40,13 @@ class Address:
 
     @classmethod
     def parse(cls, where: str) -> Address:
-        """``milvus://[user:password@]host[:port]/collection[?token=…]``, ``milvuss://`` for TLS, or ``FILE.db``."""
+        """Parse ``milvus://[user:password@]host[:port]/collection[?token=…]``, ``milvuss://`` for TLS, or ``FILE.db``.
+
+        Raises
+        ------
+        FineSightError
+            If there is no host or no valid name of a collection.
+        """
         if not where.startswith(("milvus://", "milvuss://")):
             path = os.path.abspath(os.path.expanduser(where))
             return cls(path, LITE, path, lite=True)
@@ -63,24 +70,24 @@ class Address:
 
 
 class Connections:
-    """One Milvus Lite for each file in this process, ended with its last user so that others may have the file."""
+    """Count the users of each Milvus Lite file in this process, and end it with the last so that others may open it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._users: Counter[str] = Counter()
 
-    def open(self, address: Address) -> Any:
-        """A ``MilvusClient``."""
+    def open(self, address: Address, timeout: float = TIMEOUT) -> Any:
+        """Return a ``MilvusClient``; raise ``FineSightError`` if nothing answers or the file is in use."""
         library = pymilvus()
-        with self._lock, explained(address):
+        with self._lock, milvus_errors(address):
             if not address.lite:
-                _knock(address)
-                return library.MilvusClient(address.uri, token=address.token, timeout=PATIENCE)
+                _require_server(address)
+                return library.MilvusClient(address.uri, token=address.token, timeout=timeout)
             if not self._users[address.uri]:
                 _require_free(address)
             try:
                 Path(address.uri).parent.mkdir(parents=True, exist_ok=True)
-                client = library.MilvusClient(address.uri, timeout=PATIENCE)
+                client = library.MilvusClient(address.uri, timeout=timeout)
             except OSError as error:
                 raise FineSightError(f"The index {address.shown} cannot be made: {error.strerror or error}.") from error
             self._users[address.uri] += 1
@@ -102,7 +109,7 @@ connections = Connections()
 
 
 def pymilvus() -> Any:
-    """The library, quiet: whatever it logs with a trace is raised too."""
+    """Import the library and silence its log: whatever it logs is raised too."""
     try:
         import pymilvus as library
     except ImportError:
@@ -113,30 +120,24 @@ def pymilvus() -> Any:
 
 
 @contextmanager
-def explained(address: Address) -> Iterator[None]:
-    """Milvus's errors as ours, in one line."""
+def milvus_errors(address: Address) -> Iterator[None]:
+    """Turn errors of Milvus into a ``FineSightError`` of one line."""
     from pymilvus.exceptions import MilvusException
 
     try:
         yield
     except MilvusException as error:
-        if address.lite and not _lite_installed():
+        if address.lite and find_spec("milvus_lite") is None:
             raise FineSightError("A Milvus Lite file needs milvus-lite: pip install finesight[milvus]") from None
         words = " ".join(str(getattr(error, "message", error)).split())
         raise FineSightError(f"The Milvus index {address.shown} cannot be used: {words[:300]}") from error
 
 
-def _lite_installed() -> bool:
-    from importlib.util import find_spec
-
-    return find_spec("milvus_lite") is not None
-
-
-def _knock(address: Address) -> None:
-    """The library would try for long."""
+def _require_server(address: Address) -> None:
+    """Raise ``FineSightError`` if no server accepts connections; the library would try for long."""
     parts = urlsplit(address.uri)
     try:
-        socket.create_connection((parts.hostname or "", parts.port or PORT), timeout=SECONDS).close()
+        socket.create_connection((parts.hostname or "", parts.port or PORT), timeout=CONNECT_TIMEOUT).close()
     except OSError as error:
         raise FineSightError(
             f"There is no Milvus server at {address.shown}: {error.strerror or error}. Start it, or give another index."
@@ -144,17 +145,18 @@ def _knock(address: Address) -> None:
 
 
 def _require_free(address: Address) -> None:
-    """Milvus Lite lets one process in at a time, to read as to write."""
-    place = Path(address.uri)
-    if place.is_file():
-        raise FineSightError(f"{place} is a file, and not one of Milvus Lite: give --index another name.")
+    """Raise ``FineSightError`` if another process has the file open: Milvus Lite allows one, to read as to write."""
+    folder = Path(address.uri)
+    if folder.is_file():
+        raise FineSightError(f"{folder} is a file, and not one of Milvus Lite: give --index another name.")
+    if not (folder / "LOCK").exists():
+        return  # new
     try:
-        with open(place / "LOCK", "rb") as file:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
+        acquire(folder / "LOCK").close()
+    except Busy:
         raise FineSightError(
-            f"Another process has the index {place} open: Milvus Lite lets one in at a time. Wait for it to end, or "
+            f"Another process has the index {folder} open: Milvus Lite lets one in at a time. Wait for it to end, or "
             "use a Milvus server."
         ) from None
     except OSError:
-        return  # new
+        return  # Milvus Lite itself says what is wrong

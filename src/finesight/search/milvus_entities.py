@@ -1,4 +1,4 @@
-"""What a Milvus collection of an index holds: its fields, and images to entities and back."""
+"""The fields of a Milvus collection that holds an index, and conversion of items to entities and back."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ EQUAL = 1e-6  # scores that differ by less are equal: sums in another order
 STRONG: dict[str, Any] = {"consistency_level": "Strong"}  # a search sees what was added before it
 
 
-def field_of(space: str) -> str:
+def vector_field(space: str) -> str:
     return "vector_" + space.replace("-", "_")
 
 
@@ -36,14 +36,14 @@ def make_collection(client: Any, address: Address, meta: IndexMeta, kind: str) -
         schema.add_field(name, types.INT64)
     params = client.prepare_index_params()
     for space in meta.spaces:
-        schema.add_field(field_of(space), types.FLOAT_VECTOR, dim=meta.dimension)
+        schema.add_field(vector_field(space), types.FLOAT_VECTOR, dim=meta.dimension)
         effort = {"M": structures.LINKS, "efConstruction": structures.BUILD_EFFORT} if kind == "HNSW" else {}
-        params.add_index(field_of(space), index_type=kind, metric_type="IP", params=effort)
+        params.add_index(vector_field(space), index_type=kind, metric_type="IP", params=effort)
     client.create_collection(address.collection, schema=schema, index_params=params, properties={META: text}, **STRONG)
 
 
-def settled(hits: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Best first; of equal ones the smallest id first, as ``nearest.ranked``."""
+def sort_hits(hits: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Return hits with the best first, and of equal ones the smallest id first, as ``nearest.rank`` does."""
     run, before = 0, float("inf")
     keyed = []
     for score, item in sorted(hits, key=lambda hit: -hit[0]):
@@ -55,11 +55,11 @@ def settled(hits: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
     )
 
 
-def entity(item: Item, vectors: dict[str, Floats]) -> dict[str, Any]:
+def to_entity(item: Item, vectors: dict[str, Floats]) -> dict[str, Any]:
     mask = np.ascontiguousarray(item.mask, np.float32)
     return {
         "id": item.id,
-        "path": text_of(item.path),
+        "path": path_to_text(item.path),
         "path_key": path_id(item.path),
         "bytes": item.bytes,
         "mtime_ns": item.mtime_ns,
@@ -71,13 +71,13 @@ def entity(item: Item, vectors: dict[str, Floats]) -> dict[str, Any]:
     }
 
 
-def item_of(row: dict[str, Any]) -> Item:
+def from_entity(row: dict[str, Any]) -> Item:
     cells = np.frombuffer(base64.b64decode(row["mask"]), np.float32).reshape(-1, row["mask_width"])
-    return Item(row["id"], path_of(row["path"]), row["bytes"], row["mtime_ns"], row["width"], row["height"], cells)
+    return Item(row["id"], text_to_path(row["path"]), row["bytes"], row["mtime_ns"], row["width"], row["height"], cells)
 
 
-def text_of(path: str) -> str:
-    """Milvus takes UTF-8 only. Other names are written as / and digits: no relative path begins so."""
+def path_to_text(path: str) -> str:
+    """Return a path as UTF-8, which Milvus wants. Other names become / and digits: no relative path begins so."""
     try:
         path.encode()
     except UnicodeEncodeError:
@@ -85,5 +85,5 @@ def text_of(path: str) -> str:
     return path
 
 
-def path_of(text: str) -> str:
+def text_to_path(text: str) -> str:
     return os.fsdecode(bytes.fromhex(text[1:])) if text.startswith("/") else text

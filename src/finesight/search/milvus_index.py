@@ -1,9 +1,9 @@
-"""An index in a Milvus collection: all of it is there, so any machine that reaches the server can search it.
+"""An index in a Milvus collection: any machine that reaches the server can search it.
 
-One entity for each image, its id the primary key: adding an image again takes its place, so a build that was killed and
+Each image is one entity, and its id is the primary key: adding an image again replaces it, so a build that was killed and
 runs again doubles nothing. Milvus commits what one request brings as a whole; a batch larger than a request may be goes
-in several. An image that takes the place of its former self is deleted and inserted in one request, which a Milvus Lite
-that is killed meanwhile may have done half: then the image is missing, and the next update adds it.
+in several. Replacing an image is a deletion and an insertion in one request, which a Milvus Lite that is killed meanwhile
+may have done half: then the image is missing, and the next update adds it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,71 +23,83 @@ from finesight.errors import FineSightError
 from finesight.features.encoder_folder import encoder_folder, fingerprint
 from finesight.features.types import Floats
 from finesight.search import structures
-from finesight.search.base import Ids, Index, IndexMeta, Item, Known, NewItems
-from finesight.search.fitting import AIM, RECALL, SAMPLE, K
+from finesight.search.base import Ids, Index, IndexMeta, Item, ItemList, NewItems
 from finesight.search.image_files import path_id
-from finesight.search.milvus_client import Address, connections, explained
+from finesight.search.milvus_client import TIMEOUT, Address, connections, milvus_errors
 from finesight.search.milvus_entities import (
     EQUAL,
     FIELDS,
     META,
     STRONG,
-    entity,
-    field_of,
-    item_of,
+    from_entity,
     make_collection,
-    path_of,
-    settled,
-    text_of,
+    path_to_text,
+    sort_hits,
+    text_to_path,
+    to_entity,
+    vector_field,
 )
 
 FORMAT = 1
 FACTS = "finesight.facts"  # a property of the collection
 EFFORTS = (64, 128, 256, 512, 1024, 2048)  # candidates of a graph, tried in turn until the recall is reached
-POOL = 3000  # images that the queries of the recall are taken from
+QUERY_IMAGES = 3000  # images that the queries of the recall are taken from
 REQUEST_BYTES = 32 * 2**20  # half of what a server takes by default
-PAGE = 4096  # entities asked for at a time …
-PAGE_BYTES = 32 * 2**20  # … unless their vectors are more than so much
-MOST = 16_384  # hits that Milvus gives
+PAGE_BYTES = 32 * 2**20  # of vectors that one page may hold
+MAX_HITS = 16_384  # of one search: a limit of Milvus
 TIES = 16  # hits asked for beyond k: of equal ones the smallest ids count
 FACTS_SECONDS = 10.0
 BUILD_SECONDS = 3600.0  # for a server to build its graph
+EXACT = {"kind": "exact", "recall_at_10": 1.0}
+
+
+@dataclass(frozen=True)
+class MilvusLimits:
+    """How much is asked of Milvus at a time, and how much a graph must find."""
+
+    page_rows: int = 4096  # entities of one answer
+    timeout: float = TIMEOUT  # seconds, of each request
+    min_recall: float = structures.MIN_RECALL
 
 
 class MilvusIndex(Index):
-    """See the module. ``kind`` is FLAT (all is looked at: a file) or HNSW (a server), for each at its making."""
+    """Wrap a collection; ``open`` and ``create`` connect to it. In a new one every vector is compared in a file (FLAT),
+    and a graph is searched in a server (HNSW), unless ``kind`` says otherwise."""
 
-    def __init__(self, address: Address, client: Any) -> None:
-        self.address, self._client, self._open = address, client, True
-        self._told: tuple[float, dict[str, Any]] = (float("-inf"), {})
-        with explained(address):
+    def __init__(self, address: Address, client: Any, limits: MilvusLimits) -> None:
+        self.address, self.limits = address, limits
+        self._client, self._open = client, True
+        self._held_facts: tuple[float, dict[str, Any]] = (float("-inf"), {})
+        with milvus_errors(address):
             if not client.has_collection(address.collection):
                 raise FineSightError(f"There is no index {address.shown}. Make one with `finesight index`.")
             self.meta = self._read_meta()
             client.load_collection(address.collection)
 
     @classmethod
-    def open(cls, where: str) -> Self:
-        """One that is there already."""
-        address = Address.parse(where)
+    def open(cls, where: str, limits: MilvusLimits | None = None) -> Self:
+        """Connect to an index; raise ``FineSightError`` if there is none or it cannot be reached."""
+        address, limits = Address.parse(where), limits or MilvusLimits()
         if address.lite and not os.path.exists(address.uri):
             raise FineSightError(f"There is no index {address.shown}. Make one with `finesight index`.")
-        return cls._with(address, connections.open(address))
+        return cls._wrap(address, connections.open(address, limits.timeout), limits)
 
     @classmethod
-    def create(cls, where: str, meta: IndexMeta, encoder: Path, *, kind: str = "") -> Self:
-        """A new and empty one. A collection holds no files: the encoder stays where it is, in the run."""
-        address = Address.parse(where)
-        client = connections.open(address)
+    def create(
+        cls, where: str, meta: IndexMeta, encoder: Path, *, kind: str = "", limits: MilvusLimits | None = None
+    ) -> Self:
+        """Make an empty index. A collection holds no files: the encoder stays where it is, in the run."""
+        address, limits = Address.parse(where), limits or MilvusLimits()
+        client = connections.open(address, limits.timeout)
         try:
-            with explained(address):
+            with milvus_errors(address):
                 if client.has_collection(address.collection):
                     raise FineSightError(f"There is an index {address.shown} already.")
                 make_collection(client, address, meta, kind or ("FLAT" if address.lite else "HNSW"))
         except BaseException:
             connections.close(address, client)
             raise
-        return cls._with(address, client)
+        return cls._wrap(address, client, limits)
 
     @classmethod
     def exists(cls, where: str) -> bool:
@@ -95,23 +108,23 @@ class MilvusIndex(Index):
             return False
         client = connections.open(address)
         try:
-            with explained(address):
+            with milvus_errors(address):
                 return bool(client.has_collection(address.collection))
         finally:
             connections.close(address, client)
 
     @classmethod
-    def _with(cls, address: Address, client: Any) -> Self:
+    def _wrap(cls, address: Address, client: Any, limits: MilvusLimits) -> Self:
         try:
-            return cls(address, client)
+            return cls(address, client, limits)
         except BaseException:
             connections.close(address, client)
             raise
 
     def _read_meta(self) -> IndexMeta:
-        """Kept twice: a Milvus Lite forgets descriptions, and a server may be told to forget properties."""
-        told = self._client.describe_collection(self.address.collection)
-        text = told.get("properties", {}).get(META) or told.get("description", "")
+        """Read how the index was made. It is kept twice: Milvus Lite loses descriptions, a server may lose properties."""
+        described = self._client.describe_collection(self.address.collection)
+        text = described.get("properties", {}).get(META) or described.get("description", "")
         try:
             meta = IndexMeta.model_validate_json(text)
         except ValidationError:
@@ -128,46 +141,38 @@ class MilvusIndex(Index):
     # --- reading --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        with explained(self.address):
+        with milvus_errors(self.address):
             counted = self._client.query(self.address.collection, filter="", output_fields=["count(*)"], **STRONG)
         return int(counted[0]["count(*)"])
 
-    def known(self) -> Known:
+    def list_items(self) -> ItemList:
         rows = [
-            (path_of(row["path"]), row["id"], row["bytes"], row["mtime_ns"])
-            for page in self._pages(("path", "bytes", "mtime_ns"), PAGE)
+            (row["id"], text_to_path(row["path"]), row["bytes"], row["mtime_ns"])
+            for page in self._pages(("path", "bytes", "mtime_ns"), self.limits.page_rows)
             for row in page
         ]
-        paths, ids, sizes, mtimes = zip(*sorted(rows), strict=True) if rows else ((), (), (), ())
-        return Known(
-            np.array(ids, np.int64), np.array(paths, np.str_), np.array(sizes, np.int64), np.array(mtimes, np.int64)
-        )
-
-    def item(self, item: int) -> Item | None:
-        return self.items([item])[0]
+        return ItemList.from_rows(sorted(rows, key=lambda row: (row[1], row[0])))
 
     def items(self, ids: Sequence[int]) -> list[Item | None]:
-        """In one request, which over a network is what takes time."""
-        found = {row["id"]: item_of(row) for row in self._get([int(item) for item in ids], FIELDS)}
-        return [found.get(int(item)) for item in ids]
+        items = {row["id"]: from_entity(row) for row in self._get([int(item) for item in ids], FIELDS)}
+        return [items.get(int(item)) for item in ids]
 
     def vectors(self, ids: Ids, space: str) -> Floats:
         name, wanted = self._field(space), np.asarray(ids, np.int64).reshape(-1).tolist()
         rows = np.empty((len(wanted), self.meta.dimension), np.float32)
-        step = self._page(PAGE)
+        step = self._page_rows(self.limits.page_rows)
         for start in range(0, len(wanted), step):
             part = wanted[start : start + step]
-            found = {row["id"]: row[name] for row in self._get(part, (name,))}
+            vectors = {row["id"]: row[name] for row in self._get(part, (name,))}
             for n, item in enumerate(part, start):
-                if item not in found:
+                if item not in vectors:
                     raise FineSightError(f"The index has no item {item}.")
-                rows[n] = found[item]
+                rows[n] = vectors[item]
         return rows
 
     def blocks(self, space: str, rows: int = 4096) -> Iterator[tuple[Ids, Floats]]:
-        """By id."""
         name = self._field(space)
-        for page in self._pages((name,), self._page(rows)):
+        for page in self._pages((name,), self._page_rows(rows)):
             yield np.array([row["id"] for row in page], np.int64), np.array([row[name] for row in page], np.float32)
 
     def search(self, queries: Floats, k: int, space: str) -> tuple[Floats, Ids]:
@@ -198,32 +203,31 @@ class MilvusIndex(Index):
             connections.close(self.address, self._client)
 
     def _field(self, space: str) -> str:
-        if space not in self.meta.spaces:
-            raise FineSightError(f"The index has no features {space!r}. It has: {', '.join(self.meta.spaces)}.")
-        return field_of(space)
+        return vector_field(self.check_space(space))
 
     def _facts(self, space: str) -> dict[str, Any]:
-        """As measured last, perhaps by another process: asked for now and then, not at every search."""
-        asked, facts = self._told
-        if time.monotonic() - asked > FACTS_SECONDS:
-            with explained(self.address):
-                told = self._client.describe_collection(self.address.collection).get("properties", {}).get(FACTS)
-            facts = json.loads(told or "{}")
-            self._told = time.monotonic(), facts
-        return dict(facts.get(space, {"kind": "exact", "recall_at_10": 1.0}))
+        """Return what was measured last. Another process may have measured since, so it is read now and then."""
+        read_at, facts = self._held_facts
+        if time.monotonic() - read_at > FACTS_SECONDS:
+            with milvus_errors(self.address):
+                text = self._client.describe_collection(self.address.collection).get("properties", {}).get(FACTS)
+            facts = json.loads(text or "{}")
+            self._held_facts = time.monotonic(), facts
+        return dict(facts.get(space, EXACT))
 
-    def _page(self, rows: int) -> int:
+    def _page_rows(self, rows: int) -> int:
+        """Return how many vectors go into one page, at most ``rows``."""
         return max(1, min(rows, PAGE_BYTES // (4 * self.meta.dimension)))
 
     def _get(self, ids: list[int], fields: Sequence[str]) -> list[dict[str, Any]]:
         if not ids:
             return []
-        with explained(self.address):
+        with milvus_errors(self.address):
             return list(self._client.get(self.address.collection, ids=ids, output_fields=["id", *fields], **STRONG))
 
     def _pages(self, fields: Sequence[str], rows: int) -> Iterator[list[dict[str, Any]]]:
-        """All entities by id, a page at a time."""
-        with explained(self.address):
+        """Yield all entities by id, a page at a time."""
+        with milvus_errors(self.address):
             pages = self._client.query_iterator(
                 self.address.collection, batch_size=rows, output_fields=["id", *fields], **STRONG
             )
@@ -234,23 +238,23 @@ class MilvusIndex(Index):
                 pages.close()
 
     def _search(self, queries: Floats, k: int, field: str, effort: int) -> tuple[Floats, Ids]:
-        """Asked again, and for more, where so many are equal that which of them have the smallest ids is not seen."""
+        """Search, and ask for more hits where so many are equal that those with the smallest ids may be missing."""
         scores, ids = np.full((len(queries), k), -1, np.float32), np.full((len(queries), k), -1, np.int64)
-        left, limit = np.arange(len(queries)), min(MOST, k + TIES)
+        left, limit = np.arange(len(queries)), min(MAX_HITS, k + TIES)
         while len(left):
-            answers = self._ask(queries[left], limit, field, max(effort, limit) if effort else 0)
+            answers = self._request_hits(queries[left], limit, field, max(effort, limit) if effort else 0)
             unclear = []
             for n, hits in zip(left.tolist(), answers, strict=True):
-                if limit < MOST and len(hits) == limit and hits[k - 1][0] - hits[-1][0] < EQUAL:
+                if limit < MAX_HITS and len(hits) == limit and hits[k - 1][0] - hits[-1][0] < EQUAL:
                     unclear.append(n)
-                best = settled(hits)[:k]
+                best = sort_hits(hits)[:k]
                 scores[n, : len(best)] = [min(score, 1.0) for score, _ in best]
                 ids[n, : len(best)] = [item for _, item in best]
-            left, limit = np.array(unclear, np.int64), min(MOST, 4 * limit)
+            left, limit = np.array(unclear, np.int64), min(MAX_HITS, 4 * limit)
         return scores, ids
 
-    def _ask(self, queries: Floats, limit: int, field: str, effort: int) -> list[list[tuple[float, int]]]:
-        with explained(self.address):
+    def _request_hits(self, queries: Floats, limit: int, field: str, effort: int) -> list[list[tuple[float, int]]]:
+        with milvus_errors(self.address):
             answers = self._client.search(
                 self.address.collection,
                 data=list(queries),
@@ -265,40 +269,41 @@ class MilvusIndex(Index):
     # --- writing --------------------------------------------------------------------------------------------------
 
     def add(self, batch: NewItems) -> None:
-        items = self.checked(batch)
+        items = self.check_batch(batch)
         if not items:
             return
-        self._forget_other_ids(items)
+        self._remove_other_ids(items)
         rows = [
-            entity(item, {field_of(space): batch.vectors[space][n] for space in self.meta.spaces})
+            to_entity(item, {vector_field(space): batch.vectors[space][n] for space in self.meta.spaces})
             for n, item in enumerate(items)
         ]
         step = max(1, REQUEST_BYTES // (4 * self.meta.dimension * len(self.meta.spaces)))
-        with explained(self.address):
+        with milvus_errors(self.address):
             for start in range(0, len(rows), step):
                 self._client.upsert(self.address.collection, rows[start : start + step])
 
     def remove(self, ids: Ids) -> None:
-        wanted = np.asarray(ids, np.int64).tolist()
-        with explained(self.address):
-            for start in range(0, len(wanted), PAGE):
-                self._client.delete(self.address.collection, ids=wanted[start : start + PAGE])
+        wanted, step = np.asarray(ids, np.int64).tolist(), self.limits.page_rows
+        with milvus_errors(self.address):
+            for start in range(0, len(wanted), step):
+                self._client.delete(self.address.collection, ids=wanted[start : start + step])
 
     def finish(self) -> None:
-        """A server builds its graph by itself; it is waited for, and its recall measured against looking at all."""
-        with explained(self.address):
+        """Wait until a server has built its graph, and measure the recall of the graph."""
+        with milvus_errors(self.address):
             self._client.flush(self.address.collection)
-            kinds = {space: self._wait_for(field_of(space)) for space in self.meta.spaces}
-        facts = {space: self._fitted(space, kind) for space, kind in kinds.items()}
-        with explained(self.address):
+            kinds = {space: self._wait_for_graph(vector_field(space)) for space in self.meta.spaces}
+        facts = {space: self._measure(space, kind) for space, kind in kinds.items()}
+        with milvus_errors(self.address):
             self._client.alter_collection_properties(self.address.collection, {FACTS: json.dumps(facts)})
-        self._told = time.monotonic(), facts
+        self._held_facts = time.monotonic(), facts
 
-    def _forget_other_ids(self, items: Sequence[Item]) -> None:
-        """A path is one item. Before the new ones come: a path must not be there twice, whenever this is killed."""
-        owners = {text_of(item.path): item.id for item in items}
+    def _remove_other_ids(self, items: Sequence[Item]) -> None:
+        """Remove entities that have the path of a new item under another id. This comes first: a path must not be there
+        twice, whenever the process is killed."""
+        owners = {path_to_text(item.path): item.id for item in items}
         keys = [path_id(item.path) for item in items]
-        with explained(self.address):
+        with milvus_errors(self.address):
             there = self._client.query(
                 self.address.collection, filter=f"path_key in {keys}", output_fields=["id", "path"], **STRONG
             )
@@ -306,45 +311,44 @@ class MilvusIndex(Index):
         if stale:
             self.remove(np.array(stale, np.int64))
 
-    def _wait_for(self, field: str) -> str:
-        """-> the kind of its structure"""
+    def _wait_for_graph(self, field: str) -> str:
+        """Return the kind of structure of a field as soon as no row is pending."""
         deadline = time.monotonic() + BUILD_SECONDS
         while True:
-            told = self._client.describe_index(self.address.collection, field)
-            if not int(told.get("pending_index_rows", 0)) or time.monotonic() > deadline:
-                return str(told["index_type"])
+            described = self._client.describe_index(self.address.collection, field)
+            if not int(described.get("pending_index_rows", 0)) or time.monotonic() > deadline:
+                return str(described["index_type"])
             time.sleep(0.5)
 
-    def _fitted(self, space: str, kind: str) -> dict[str, Any]:
-        """More candidates for every search until enough is found."""
+    def _measure(self, space: str, kind: str) -> dict[str, Any]:
+        """Return how a space is searched: with more candidates, step by step, until enough is found."""
         if kind in ("FLAT", "BRUTE_FORCE") or not len(self):
-            return {"kind": "exact", "recall_at_10": 1.0}
-        queries = self._sample(space)
-        best = self._exact(queries, K, space)
+            return dict(EXACT)
+        queries = self._sample_queries(space)
+        best = self._exact_scores(queries, structures.K, space)
         facts: dict[str, Any] = {}
         for effort in EFFORTS:
-            found = self._search(queries, K, field_of(space), effort)[0]
-            share = structures.least_recall(found, best)
+            scores = self._search(queries, structures.K, vector_field(space), effort)[0]
+            share = structures.worst_recall(scores, best)
             facts = {"kind": kind.lower(), "recall_at_10": round(share, 4)}
             facts |= {"recall_queries": len(queries), "candidates": effort}
-            if share >= AIM:
+            if share >= structures.TARGET_RECALL:
                 break
-        if facts["recall_at_10"] < RECALL:
+        if facts["recall_at_10"] < self.limits.min_recall:
             raise FineSightError(
                 f"The graph of {self.address.shown} finds {facts['recall_at_10']:.3f} of the ten nearest by {space}, "
-                f"less than {RECALL}: make the index anew with a larger M on the server."
+                f"less than {self.limits.min_recall}: make the index anew with a larger M on the server."
             )
         return facts
 
-    def _sample(self, space: str) -> Floats:
-        """Queries that people may ask, made of some of the images."""
-        ids = np.array([row["id"] for page in self._pages((), PAGE) for row in page], np.int64)
-        some = np.sort(np.random.default_rng(0).choice(ids, min(POOL, len(ids)), replace=False))
+    def _sample_queries(self, space: str) -> Floats:
+        ids = np.array([row["id"] for page in self._pages((), self.limits.page_rows) for row in page], np.int64)
+        some = np.sort(np.random.default_rng(0).choice(ids, min(QUERY_IMAGES, len(ids)), replace=False))
         vectors = self.vectors(some, space)
-        return structures.sample_queries(vectors, np.ones(len(vectors), bool), SAMPLE)
+        return structures.sample_queries(vectors, np.ones(len(vectors), bool), structures.RECALL_QUERIES)
 
-    def _exact(self, queries: Floats, k: int, space: str) -> Floats:
-        """The k best scores of each, all vectors having been read once. (n, D) -> (n, k)"""
+    def _exact_scores(self, queries: Floats, k: int, space: str) -> Floats:
+        """Return the k best scores of each query, reading every vector once. (n, D) -> (n, k)"""
         best = np.full((len(queries), k), -1, np.float32)
         for _, vectors in self.blocks(space):
             best = -np.sort(-np.concatenate([best, queries @ vectors.T], axis=1), axis=1)[:, :k]

@@ -1,4 +1,4 @@
-"""Exact neighbors among rows that may be far more than memory: the reference that quicker structures are held to."""
+"""Exact neighbors among rows that may not fit in memory. Faster structures are measured against these."""
 
 from __future__ import annotations
 
@@ -15,18 +15,21 @@ SCORES = 1 << 24  # of queries × rows kept at a time
 SLACK = 1e-5  # more than float32 products of the same two vectors differ by, in whatever order they are summed
 
 
-def scan(queries: Floats, vectors: Floats, live: NDArray[np.bool_], k: int) -> Iterator[Ids]:
-    """For each query the rows that may be among its k best. (n, D), (rows, D), (rows,) -> n times (≥ k,)
+def scan(
+    queries: Floats, vectors: Floats, live: NDArray[np.bool_], k: int, *, block: int = ROWS, held: int = SCORES
+) -> Iterator[Ids]:
+    """Yield for each query the rows that may be among its k best. (n, D), (rows, D), (rows,) -> n times (≥ k,)
 
-    All that tie with the k-th are among them, so that ``ranked`` can settle ties by something better than place.
+    All that tie with the k-th are among them, so that ``rank`` can order ties by id. ``block`` rows are read at a time
+    and about ``held`` scores kept; neither changes the result.
     """
-    step = max(1, SCORES // max(1, len(vectors)))
+    step = max(1, held // max(1, len(vectors)))
     for start in range(0, len(queries), step):
         piece = queries[start : start + step]
         scores = np.empty((len(piece), len(vectors)), np.float32)
-        for begin in range(0, len(vectors), ROWS):
-            block = np.asarray(vectors[begin : begin + ROWS])
-            np.matmul(piece, block.T, out=scores[:, begin : begin + ROWS])
+        for begin in range(0, len(vectors), block):
+            rows = np.asarray(vectors[begin : begin + block])
+            np.matmul(piece, rows.T, out=scores[:, begin : begin + block])
         scores[:, ~live] = -np.inf
         for row in scores:
             yield _best(row, k)
@@ -39,10 +42,10 @@ def _best(scores: Floats, k: int) -> Ids:
     return np.flatnonzero(scores > -np.inf)
 
 
-def ranked(query: Floats, rows: Ids, vectors: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
-    """The k best of ``rows``, by exact score, then by id; -1 where there are fewer. -> scores (k,), ids (k,)
+def rank(query: Floats, rows: Ids, vectors: Floats, ids: Ids, k: int) -> tuple[Floats, Ids]:
+    """Return scores (k,) and ids (k,) of the k best of ``rows``, by exact score, then by id; -1 where there are fewer.
 
-    In double precision and row by row: equal vectors have equal scores wherever they lie.
+    Scores are computed in double precision and row by row, so that equal vectors have equal scores in any row.
     """
     wide, rows = query.astype(np.float64), _likely(query, rows, vectors, k)
     scores = np.empty(len(rows), np.float32)
@@ -58,7 +61,7 @@ def ranked(query: Floats, rows: Ids, vectors: Floats, ids: Ids, k: int) -> tuple
 
 
 def _likely(query: Floats, rows: Ids, vectors: Floats, k: int) -> Ids:
-    """Those of ``rows`` that may be among the k best, by products in single precision: several times as quick."""
+    """Return those of ``rows`` that may be among the k best, by single precision, which is several times as fast."""
     if len(rows) <= 2 * k:
         return rows
     scores = [vectors[rows[start : start + ROWS]] @ query for start in range(0, len(rows), ROWS)]

@@ -1,67 +1,129 @@
-"""Structures that find near rows without looking at all of them: a graph, or lists of coded vectors.
+"""FAISS structures that find near rows without comparing all of them: a graph, or inverted lists of coded vectors.
 
-Both work on few dimensions (a PCA) and by squared distance, which for unit vectors orders as the cosine does; they only
-name candidates, whose exact scores are computed from the vectors themselves.
+Both work on few dimensions (a PCA) and by squared distance, which orders unit vectors as the cosine does. They only name
+candidates, whose exact scores are computed from the vectors. A structure is kept only if its measured recall suffices.
 """
 
 from __future__ import annotations
 
-import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from finesight.features.types import Floats
+from finesight.io.atomic import atomic_path
 from finesight.search.base import Ids
 from finesight.search.item_store import Structure
 from finesight.search.nearest import scan
 
+if TYPE_CHECKING:
+    from finesight.search.snapshot import Snapshot
+
 WIDTH = 256  # dimensions the structures work in
 LINKS = 32  # of the graph, at each node
-BUILD_EFFORT = 80  # candidates looked at for a node's links
+BUILD_EFFORT = 80  # candidates compared for a node's links
 CODE_BYTES = 64  # of a coded vector
 CODE_ROUNDS = 10  # of learning the codes
 LEARN = 39  # rows for each center that is learned: as many as FAISS wants
 TRAIN_ROWS = 16_384  # the PCA and the codes are learned from
 BLOCK = 8192
-KINDS = 3  # of queries that recall is measured on
+MIN_RECALL = 0.95  # at 10
+TARGET_RECALL = 0.97  # recall is measured on a sample, so a little more is aimed at
+RECALL_QUERIES = 300  # recall is measured on
+K = 10
+MAX_TAIL_SHARE = 0.1  # of rows added after a structure was built; above it the structure is built anew
+QUERY_KINDS = 3  # of queries that recall is measured on
 NEAR = 6  # look-alikes of an image, for queries that lie between two
-# What is tried in turn until the recall is reached: (candidates, lists looked at)
-EFFORTS = {
+# What is tried in turn until the recall is reached: (candidates, lists that are searched)
+EFFORTS: Mapping[str, tuple[tuple[int, int], ...]] = {
     "hnsw": ((64, 0), (128, 0), (256, 0), (512, 0), (1024, 0), (2048, 0)),
     "ivf-pq": ((128, 8), (256, 16), (512, 32), (1024, 64), (2048, 128), (4096, 256)),
 }
 
 
-def graph_bytes(rows: int, dimension: int) -> int:
-    """Memory a graph takes: vectors of few dimensions and two links' worth at the lowest level."""
+@dataclass(frozen=True)
+class FaissLimits:
+    """When which structure is built."""
+
+    exact_numbers: int = 20_000 * 2048  # multiplied in some 15 ms: up to there every row is compared
+    graph_bytes: int = 2 * 2**30  # memory that graphs may take
+    min_recall: float = MIN_RECALL
+    efforts: Mapping[str, tuple[tuple[int, int], ...]] = field(default_factory=lambda: EFFORTS)
+
+
+def fit_structure(now: Snapshot, space: str, folder: Path, limits: FaissLimits) -> Structure:
+    """Return the structure there is if it still serves, else a new one that finds enough, else "exact"."""
+    (rows, dimension), there = now.vectors[space].shape, now.structures.get(space)
+    exact = Structure(space, now.state.generation, rows, "exact", "", 0, 0, 1.0, 0, 0.0)
+    if rows * dimension <= limits.exact_numbers:
+        return exact
+    whole = there is not None and (not there.file or now.loaded.get(there.file) is not None)
+    if there is not None and there.queries and whole and rows - there.rows <= MAX_TAIL_SHARE * rows:
+        return there
+    fits = _graph_bytes(rows, dimension) * len(now.vectors) <= limits.graph_bytes
+    for kind in ("hnsw", "ivf-pq") if fits else ("ivf-pq",):  # a graph may fall apart where images come in tight groups
+        made = _build_and_measure(now, replace(exact, kind=kind), folder, limits)
+        if made.file:
+            break
+    return made
+
+
+def _build_and_measure(now: Snapshot, plan: Structure, folder: Path, limits: FaissLimits) -> Structure:
+    """Build a structure and raise the effort of its searches until the recall is reached."""
+    start, vectors = time.monotonic(), now.vectors[plan.space]
+    index = build(plan.kind, vectors)
+    queries = sample_queries(vectors, now.live, RECALL_QUERIES)
+    best = now.exact(queries, K, plan.space)[0]
+    reached = replace(plan, kind="exact", queries=len(queries))  # says it was tried: not again at a small change
+    file = f"{plan.space}-{plan.generation}-{plan.rows}.faiss"
+    for pool, probes in limits.efforts[plan.kind]:
+        _set_probes(index, probes)
+        tried = replace(plan, file=file, pool=pool, probes=probes, queries=len(queries))
+        share = worst_recall(now.by_structure(queries, K, plan.space, tried, index)[0], best)
+        if share >= limits.min_recall:
+            reached = replace(tried, recall=share, seconds=round(time.monotonic() - start, 1))
+        if share >= max(TARGET_RECALL, limits.min_recall):
+            break
+    if reached.file:
+        import faiss
+
+        with atomic_path(folder / file, sync=True) as scratch:
+            faiss.write_index(index, str(scratch))
+    return reached
+
+
+def _graph_bytes(rows: int, dimension: int) -> int:
+    """Return the memory of a graph: vectors of few dimensions and two links' worth at the lowest level."""
     return rows * 4 * (min(dimension, WIDTH) + 2 * LINKS + 4)
 
 
 def build(kind: str, vectors: Floats, seed: int = 0) -> Any:
-    """A FAISS structure over all rows, read a block at a time. (rows, D)"""
+    """Build a FAISS structure over all rows, (rows, D), which are read a block at a time."""
     import faiss
 
     rows, dimension = vectors.shape
     width = min(dimension, WIDTH)
-    inner: Any = faiss.index_factory(width, _recipe(kind, rows, width), faiss.METRIC_L2)
+    inner: Any = faiss.index_factory(width, _factory_string(kind, rows, width), faiss.METRIC_L2)
     if kind == "hnsw":
         inner.hnsw.efConstruction = BUILD_EFFORT
     else:
         inner.pq.cp.niter = CODE_ROUNDS
     random = np.random.default_rng(seed)
     sample = vectors[np.sort(random.choice(rows, min(rows, TRAIN_ROWS), replace=False))]
-    index = faiss.IndexPreTransform(_principal(sample, width, random), inner)
+    index = faiss.IndexPreTransform(_random_pca(sample, width, random), inner)
     index.train(sample)
     for start in range(0, rows, BLOCK):
         index.add(np.ascontiguousarray(vectors[start : start + BLOCK]))
     return index
 
 
-def _principal(sample: Floats, width: int, random: np.random.Generator) -> Any:
-    """A PCA whose axes are turned at random, so that every piece of a code has as much to tell. (n, D)
+def _random_pca(sample: Floats, width: int, random: np.random.Generator) -> Any:
+    """Return a PCA whose axes are rotated at random, so that every piece of a code carries as much. (n, D)
 
     FAISS has one too, but its solver takes more than a minute for 2048 dimensions where this takes seconds.
     """
@@ -69,9 +131,9 @@ def _principal(sample: Floats, width: int, random: np.random.Generator) -> Any:
 
     mean = sample.mean(0)
     centered = sample - mean
-    axes = np.linalg.eigh(centered.T @ centered)[1][:, ::-1][:, :width].T  # (width, D), most spread first
-    turn = np.linalg.qr(random.standard_normal((width, width)))[0]
-    matrix = (turn @ axes).astype(np.float32)
+    axes = np.linalg.eigh(centered.T @ centered)[1][:, ::-1][:, :width].T  # (width, D), most variance first
+    rotation = np.linalg.qr(random.standard_normal((width, width)))[0]
+    matrix = (rotation @ axes).astype(np.float32)
     transform = faiss.LinearTransform(sample.shape[1], width, True)
     faiss.copy_array_to_vector(matrix.ravel(), transform.A)
     faiss.copy_array_to_vector(-(matrix @ mean).astype(np.float32), transform.b)
@@ -79,7 +141,7 @@ def _principal(sample: Floats, width: int, random: np.random.Generator) -> Any:
     return transform
 
 
-def _recipe(kind: str, rows: int, width: int) -> str:
+def _factory_string(kind: str, rows: int, width: int) -> str:
     if kind == "hnsw":
         return f"HNSW{LINKS}"
     learned = min(rows, TRAIN_ROWS)
@@ -90,51 +152,43 @@ def _recipe(kind: str, rows: int, width: int) -> str:
 
 
 def _inner(index: Any) -> Any:
-    """The structure itself, behind the PCA if there is one."""
+    """Return the structure itself, behind the PCA if there is one."""
     import faiss
 
     index = faiss.downcast_index(index)
     return faiss.downcast_index(index.index) if isinstance(index, faiss.IndexPreTransform) else index
 
 
-def set_probes(index: Any, probes: int) -> None:
-    """How many lists are looked at; a graph has none."""
+def _set_probes(index: Any, probes: int) -> None:
+    """Set how many lists are searched; a graph has none."""
     if probes:
         _inner(index).nprobe = probes
 
 
 def candidates(index: Any, queries: Floats, pool: int) -> Ids:
-    """Near rows of each query, -1 where there are fewer. (n, D) -> (n, pool)
+    """Return near rows of each query, -1 where there are fewer. (n, D) -> (n, pool)
 
-    A graph is told to keep that many nodes in view: by itself it would keep 16, however many it is asked for.
+    A graph keeps only 16 nodes in view unless it is told to keep ``pool``. That goes with each search, because several
+    threads may share a structure.
     """
-    rows: Ids = index.search(np.ascontiguousarray(queries), min(pool, index.ntotal), params=_effort(index, pool))[1]
+    import faiss
+
+    library: Any = faiss  # its stubs do not know these names
+    params = None
+    if isinstance(_inner(index), faiss.IndexHNSW):
+        params = library.SearchParametersPreTransform(index_params=library.SearchParametersHNSW(efSearch=pool))
+    rows: Ids = index.search(np.ascontiguousarray(queries), min(pool, index.ntotal), params=params)[1]
     return rows
 
 
-def _effort(index: Any, pool: int) -> Any | None:
-    """With each search, not set once: several threads may share a structure."""
-    import faiss
-
-    if not isinstance(_inner(index), faiss.IndexHNSW):
-        return None
-    make: Any = faiss  # its stubs do not know these names
-    return make.SearchParametersPreTransform(index_params=make.SearchParametersHNSW(efSearch=pool))
-
-
-def write(index: Any, file: Path) -> None:
-    """Whole or not at all."""
-    import faiss
-
-    scratch = file.with_name(f".{file.name}.tmp")
-    faiss.write_index(index, str(scratch))
-    with open(scratch, "rb") as stream:
-        os.fsync(stream.fileno())
-    os.replace(scratch, file)
-
-
 def read(folder: Path, structure: Structure) -> Any | None:
-    """None for an exact search, and where the file is damaged: then too every row is looked at."""
+    """Load a structure; return None where search is exact or the file is damaged: then every row is compared.
+
+    Raises
+    ------
+    FileNotFoundError
+        If the file is gone because a newer one replaced it.
+    """
     if structure.kind == "exact":
         return None
     import faiss
@@ -143,33 +197,30 @@ def read(folder: Path, structure: Structure) -> Any | None:
         index = faiss.read_index(str(folder / structure.file))
     except RuntimeError:
         if not (folder / structure.file).exists():
-            raise FileNotFoundError(structure.file) from None  # just replaced by a newer one
+            raise FileNotFoundError(structure.file) from None
         return None
-    set_probes(index, structure.probes)
+    _set_probes(index, structure.probes)
     return index if index.ntotal == structure.rows else None
 
 
 def sample_queries(vectors: Floats, live: NDArray[np.bool_], count: int, seed: int = 0) -> Floats:
-    """What people may ask. In turn: an image of the index, what lies between two look-alikes of it, and what lies
-    between any two, as a picture of something else does. -> (n, D)"""
+    """Return queries like those of users, (n, D). In turn: an image of the index, the middle between two look-alikes,
+    and the middle between any two, as a picture of something else is."""
     random = np.random.default_rng(seed)
-    places = np.flatnonzero(live)
-    queries: Floats = np.array(vectors[np.sort(random.choice(places, min(count, len(places)), replace=False))])
-    alike = queries[1::KINDS]  # views: changed in place
+    rows = np.flatnonzero(live)
+    queries: Floats = np.array(vectors[np.sort(random.choice(rows, min(count, len(rows)), replace=False))])
+    alike = queries[1::QUERY_KINDS]  # a view: changed in place
     for query, near in zip(alike, scan(alike.copy(), vectors, live, NEAR), strict=True):
         query += vectors[random.choice(near)]
-    queries[2::KINDS] += vectors[random.choice(places, len(queries[2::KINDS]))]
+    queries[2::QUERY_KINDS] += vectors[random.choice(rows, len(queries[2::QUERY_KINDS]))]
     queries /= np.maximum(np.linalg.norm(queries, axis=1, keepdims=True), 1e-12)
     return queries
 
 
-def recall(found: Floats, exact: Floats) -> float:
-    """The share of the k best that were found, by score: of equal ones any will do. (n, k), (n, k) -> [0, 1]"""
+def worst_recall(found: Floats, exact: Floats) -> float:
+    """Return the share of the k best scores that were found, for the worst kind of ``sample_queries``.
+
+    Scores are compared, not ids: of equal ones any will do. (n, k), (n, k) -> [0, 1]
+    """
     reached = found >= exact[:, -1:] - 1e-6
-    return float(reached.mean())
-
-
-def least_recall(found: Floats, exact: Floats) -> float:
-    """Of the kinds of ``sample_queries``, the worst."""
-    kinds = range(min(KINDS, len(exact)))
-    return min(recall(found[kind::KINDS], exact[kind::KINDS]) for kind in kinds)
+    return min(float(reached[kind::QUERY_KINDS].mean()) for kind in range(min(QUERY_KINDS, len(exact))))

@@ -16,7 +16,7 @@ from finesight.features.types import Embedder
 from finesight.io.console import console
 from finesight.io.progress import phase_bar
 from finesight.search.base import Index
-from finesight.search.build import PHASES, skipped_file, update_index
+from finesight.search.build import PHASES, update_index
 from finesight.search.engines import open_index
 from finesight.server.app import create_app
 from finesight.server.guard import Access, is_loopback
@@ -102,7 +102,7 @@ def update_job(
                 workers=workers,
                 callback=tell,
                 stop=job.stopping,
-                skipped_file=skipped_file(index, run),
+                skipped_file=index.skipped_file(run),
             )
         if not report.stopped:
             console.print(f"The index is up to date: {report}.", markup=False)

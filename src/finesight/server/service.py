@@ -145,7 +145,7 @@ class Service:
         with self._lock:
             held = self._listed
             if held is None or len(held.ids) != len(self.index) or time.monotonic() - held.read > LISTING_SECONDS:
-                known = self.index.known()
+                known = self.index.list_items()
                 order = np.argsort(known.paths, kind="stable")
                 lower = [printable(path).lower() for path in known.paths[order].tolist()]
                 self._listed = held = _Listing(known.ids[order].tolist(), lower, time.monotonic())
