@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -13,6 +14,7 @@ from finesight.nn.backbone_config import BackboneConfig
 from finesight.rationale.config import RationaleConfig
 from finesight.search.base import Index, IndexMeta, Item, NewItems
 from finesight.search.faiss_index import FaissIndex
+from finesight.search.structures import FaissLimits
 
 DIMENSION = 24
 SPACES = ("rationale-gem", "average")
@@ -65,15 +67,15 @@ def batch(numbers: list[int], vectors: Array, other: Array | None = None) -> New
     return NewItems([item(number) for number in numbers], {SPACES[0]: vectors, SPACES[1]: second})
 
 
-def empty_index(folder: Path, dimension: int = DIMENSION, **limits: float) -> FaissIndex:
+def empty_index(folder: Path, dimension: int = DIMENSION, **limits: Any) -> FaissIndex:
     """Without an encoder: nothing here embeds."""
     encoder = folder.parent / "no-encoder"
     encoder.mkdir(exist_ok=True)
     FaissIndex.create(folder, meta(dimension=dimension), encoder).close()
-    return FaissIndex(folder, **limits)
+    return FaissIndex(folder, FaissLimits(**limits))
 
 
-def filled_index(folder: Path, vectors: Array, **limits: float) -> FaissIndex:
+def filled_index(folder: Path, vectors: Array, **limits: Any) -> FaissIndex:
     """Item ids count from 1, in the order of the rows; ``average`` holds them backwards."""
     index = empty_index(folder, vectors.shape[1], **limits)
     for start in range(0, len(vectors), 1000):

@@ -1,21 +1,21 @@
-"""The folder index against brute force, in every form, through changes, kills and several readers."""
+"""What is particular about the folder index: its structures, files, locks and several readers."""
 
 from __future__ import annotations
 
 import os
 import shutil
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.search import fitting, structures
-from finesight.search import item_store as catalog_module
 from finesight.search.base import NewItems
 from finesight.search.faiss_index import FaissIndex
-from finesight.search.nearest import ranked, scan
+from finesight.search.nearest import rank, scan
+from finesight.search.structures import EFFORTS, FaissLimits, build, candidates, worst_recall
 from indexes import DIMENSION, SPACES, batch, contents, empty_index, filled_index, item, meta, units
 from reference.nearest import nearest
 
@@ -40,118 +40,21 @@ def found_like_the_reference(index: FaissIndex, vectors: np.ndarray, ids: list[i
     return float(np.mean(share))
 
 
-# --- exact ------------------------------------------------------------------------------------------------------------
-
-
-def test_exact_is_brute_force(tmp_path: Path) -> None:
-    vectors = units(300, clusters=9)
-    index = filled_index(tmp_path / "index", vectors)
-    for n, query in enumerate(units(15, seed=7)):
-        space, own = (SPACES[0], vectors) if n % 2 else (SPACES[1], vectors[:, ::-1])
-        scores, ids = index.search(query, 12, space)
-        expected, names = nearest(query, own, list(range(1, 301)), 12)
-        np.testing.assert_allclose(scores[0], expected, atol=1e-6)
-        assert ids[0].tolist() == names
-    assert index.facts()["kind"] == "exact"
-    assert index.facts()["items"] == len(index) == 300
-
-
-def test_many_queries_at_once_are_the_same_as_one_by_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = filled_index(tmp_path / "index", units(500, clusters=9))
-    queries = units(40, seed=5)
-    scores, ids = index.search(queries, 10, SPACES[0])
-    monkeypatch.setattr("finesight.search.nearest.SCORES", 700)  # one query at a time …
-    monkeypatch.setattr("finesight.search.nearest.ROWS", 64)  # … over many blocks
-    again, same = index.search(queries, 10, SPACES[0])
-    assert np.array_equal(ids, same)
-    assert np.array_equal(scores, again)
-
-
-def test_ties_go_by_id_however_many(tmp_path: Path) -> None:
-    """Copies of one image: the smallest ids, wherever their rows lie."""
-    index = empty_index(tmp_path / "index")
-    vectors = np.repeat(units(3), [1, 70, 1], axis=0)
-    numbers = np.random.default_rng(0).permutation(np.arange(1, 73)).tolist()
-    index.add(batch(numbers, vectors))
-    scores, ids = index.search(vectors[1:2], 10, SPACES[0])
-    assert ids[0].tolist() == sorted(numbers[1:71])[:10]
-    assert scores[0].tolist() == [scores[0, 0]] * 10
-    assert 1 - 1e-6 < scores[0, 0] <= 1
-
-
-def test_fewer_items_than_asked_for(tmp_path: Path) -> None:
-    index = empty_index(tmp_path / "index")
-    scores, ids = index.search(units(2), 5, SPACES[0])
-    assert len(index) == 0
-    assert (ids == -1).all()
-    assert (scores == -1).all()
-    index.add(batch([4, 5], units(2)))
-    scores, ids = index.search(units(2), 5, SPACES[0])
-    assert ids[0].tolist() == [4, 5, -1, -1, -1] or ids[0].tolist() == [5, 4, -1, -1, -1]
-    assert scores[0, 2:].tolist() == [-1, -1, -1]
-    assert next(iter(index.blocks(SPACES[0])))[0].tolist() == [4, 5]
-
-
 def test_scan_and_rank_alone() -> None:
-    vectors = units(50)
-    live = np.ones(50, bool)
-    live[::2] = False
-    (rows,) = scan(vectors[1:2], vectors, live, 100)
-    assert sorted(rows.tolist()) == list(range(1, 50, 2))
-    scores, ids = ranked(vectors[1], rows, vectors, np.arange(50), 30)
+    """The rows that are owned, whatever the size of blocks and however many scores are held at a time."""
+    vectors, queries = units(500, clusters=9), units(40, seed=5)
+    live = np.arange(500) % 2 == 1
+    (rows,) = scan(vectors[1:2], vectors, live, 1000)
+    assert rows.tolist() == list(range(1, 500, 2))
+    scores, ids = rank(vectors[1], rows, vectors, np.arange(500), 300)
     assert ids[0] == 1
-    assert (ids[25:] == -1).all()
-    assert (np.diff(scores[:25]) <= 0).all()
-
-
-# --- items ------------------------------------------------------------------------------------------------------------
-
-
-def test_items_come_back_as_they_were(tmp_path: Path) -> None:
-    index = empty_index(tmp_path / "index")
-    odd = ["ä/ö é.jpg", "a" * 200 + ".png", os.fsdecode(b"not-utf8-\xff.jpg"), "quote'\".jpg", "new\nline.jpg"]
-    items = [item(n + 1, path) for n, path in enumerate(odd)]
-    vectors = units(len(odd))
-    index.add(NewItems(items, dict.fromkeys(SPACES, vectors)))
-    for one, vector in zip(items, vectors, strict=True):
-        again = index.item(one.id)
-        assert again is not None
-        assert (again.path, again.bytes, again.mtime_ns) == (one.path, one.bytes, one.mtime_ns)
-        assert (again.width, again.height) == (640, 480)
-        assert np.array_equal(again.mask, one.mask)
-        assert np.array_equal(index.vectors(np.array([one.id]), SPACES[0])[0], vector)
-    known = index.list_items()
-    assert sorted(known.paths.tolist()) == sorted(odd)
-    assert dict(zip(known.paths.tolist(), known.ids.tolist(), strict=True)) == {one.path: one.id for one in items}
-    assert index.item(12345) is None
-    with pytest.raises(FineSightError, match="no item 12345"):
-        index.vectors(np.array([1, 12345]), SPACES[0])
-    with pytest.raises(FineSightError, match="no features 'gem'"):
-        index.search(vectors, 1, "gem")
-
-
-def test_an_item_takes_the_place_of_its_former_self(tmp_path: Path) -> None:
-    index = empty_index(tmp_path / "index")
-    index.add(batch([1, 2, 3], units(3)))
-    newer = units(1, seed=8)
-    index.add(batch([2], newer))
-    assert len(index) == 3
-    assert index.search(newer, 1, SPACES[0])[1].tolist() == [[2]]
-    assert np.array_equal(index.vectors(np.array([2]), SPACES[0]), newer)
-    index.add(NewItems([item(9, item(3).path)], dict.fromkeys(SPACES, units(1, seed=9))))  # a path under a new id
-    assert index.list_items().ids.tolist() == [1, 2, 9]
-    index.remove(np.array([1, 777]))
-    assert sorted(contents(index)) == [item(2).path, item(3).path]
-
-
-def test_batches_that_make_no_sense(tmp_path: Path) -> None:
-    index = empty_index(tmp_path / "index")
-    with pytest.raises(ValueError, match="twice"):
-        index.add(batch([1, 1], units(2)))
-    with pytest.raises(ValueError, match="vectors"):
-        index.add(batch([1, 2], units(3)))
-    index.add(batch([], units(0)))
-    assert len(index) == 0
+    assert (ids[250:] == -1).all()
+    assert (np.diff(scores[:250]) <= 0).all()
+    answers = [
+        [rank(query, rows, vectors, np.arange(500), 10) for query, rows in zip(queries, found, strict=True)]
+        for found in (scan(queries, vectors, live, 10), scan(queries, vectors, live, 10, block=64, held=700))
+    ]
+    assert np.array_equal(*answers)
 
 
 # --- structures -------------------------------------------------------------------------------------------------------
@@ -172,27 +75,19 @@ def test_structures_find_what_brute_force_finds(tmp_path: Path, form: str) -> No
     for one, two in zip(reader.search(vectors[:9], 7, SPACES[0]), index.search(vectors[:9], 7, SPACES[0]), strict=True):
         assert np.array_equal(one, two)
     assert reader.search(vectors[:9], 1, SPACES[0])[1][:, 0].tolist() == list(range(1, 10))
-
-
-@pytest.mark.parametrize("form", ["hnsw", "ivf-pq"])
-def test_as_many_as_are_asked_for(tmp_path: Path, form: str) -> None:
-    """More than lie in the lists that are looked at, or than a graph names."""
-    vectors = units(2000, clusters=40)
-    index = filled_index(tmp_path / "index", vectors, **FORMS[form])
-    assert index.facts()["kind"] == form
-    for k in (1500, 2000):
+    for k in (1500, 2000):  # more than lie in the lists that are searched, or than a graph names
         hits = index.search(vectors[:2], k, SPACES[0])[1]
         assert [len(set(row)) for row in hits.tolist()] == [k, k]
         assert (hits > 0).all()
 
 
-def test_tight_groups_that_a_graph_cannot_hold_together(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Bursts of nearly the same photo: no short walk leads from one to the next, so lists are taken instead."""
-    monkeypatch.setitem(structures.EFFORTS, "hnsw", ((16, 0), (32, 0)))
+def test_tight_groups_that_a_graph_cannot_hold_together(tmp_path: Path) -> None:
+    """In bursts of nearly the same photo no short walk leads from one to the next, so lists are built instead."""
     random = np.random.default_rng(0)
     vectors = units(12)[np.repeat(np.arange(12), 150)] + 0.01 * random.standard_normal((1800, DIMENSION))
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
-    index = filled_index(tmp_path / "index", vectors, **HNSW)
+    efforts = EFFORTS | {"hnsw": ((16, 0), (32, 0))}
+    index = filled_index(tmp_path / "index", vectors, **HNSW, efforts=efforts)
     assert index.facts()["kind"] != "hnsw"
     assert index.facts()["recall_at_10"] >= 0.95
     assert found_like_the_reference(index, vectors, list(range(1, 1801)), SPACES[0]) >= 0.95
@@ -237,28 +132,40 @@ def test_a_long_tail_is_built_in(tmp_path: Path) -> None:
 
 
 def test_a_structure_that_finds_too_little_is_not_used(tmp_path: Path) -> None:
-    """Asked for more than any can: every row is looked at, and that is said; and it is not tried at each update."""
+    """No structure reaches a recall above 1: search is exact and says so, and the next update tries no other."""
     vectors = units(600)
-    index = filled_index(tmp_path / "index", vectors, **IVF, least_recall=1.01)
+    index = filled_index(tmp_path / "index", vectors, **IVF, min_recall=1.01)
     assert index.facts()["kind"] == "exact"
     assert index.facts()["recall_at_10"] == 1.0
     assert found_like_the_reference(index, vectors, list(range(1, 601)), SPACES[0]) == 1
     assert not list((tmp_path / "index").glob("*.faiss"))
-    before = index._now().structures
+    before = index.snapshot().structures
     index.finish()
-    assert index._now().structures == before
+    assert index.snapshot().structures == before
 
 
-def test_effort_is_raised_until_the_recall_is_reached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_effort_is_raised_until_the_recall_is_reached(tmp_path: Path) -> None:
     vectors = units(3000)  # without clusters: near ones are hard to find
-    monkeypatch.setattr("finesight.search.structures.EFFORTS", {"ivf-pq": ((2, 1), (10, 1), (4096, 256))})
-    index = filled_index(tmp_path / "index", vectors, **IVF)
+    index = filled_index(tmp_path / "index", vectors, **IVF, efforts={"ivf-pq": ((2, 1), (10, 1), (4096, 256))})
     assert index.facts()["candidates"] == 4096
     assert index.facts()["recall_at_10"] > 0.97
-    measured = fitting.structures.recall
-    assert measured(np.array([[0.9, 0.5]]), np.array([[0.9, 0.8]])) == 0.5
-    assert measured(np.array([[0.8, 0.8]]), np.array([[0.9, 0.8]])) == 1.0  # of equal scores any will do
-    assert measured(np.array([[-1.0, -1.0]]), np.array([[0.9, 0.8]])) == 0.0
+    for found, recall in (((0.9, 0.5), 0.5), ((0.8, 0.8), 1.0), ((-1.0, -1.0), 0.0)):  # of equal scores any will do
+        assert worst_recall(np.array([found], np.float32), np.array([[0.9, 0.8]], np.float32)) == recall
+
+
+def test_more_candidates_are_a_more_careful_search_of_a_graph() -> None:
+    """Vectors without any order are hard for a graph: what it misses at first, a larger effort must find."""
+    random = np.random.default_rng(0)
+    vectors, queries = (random.standard_normal((n, 48)).astype(np.float32) for n in (5000, 60))
+    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
+    best = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
+    graph = build("hnsw", vectors)
+    shares = []
+    for pool in (16, 512):
+        found = candidates(graph, queries, pool)
+        shares.append(np.mean([np.isin(wanted, row).mean() for wanted, row in zip(best, found, strict=True)]))
+    assert shares[0] < 0.9
+    assert shares[1] > 0.98
 
 
 def test_a_damaged_structure_costs_time_and_nothing_else(tmp_path: Path) -> None:
@@ -266,7 +173,7 @@ def test_a_damaged_structure_costs_time_and_nothing_else(tmp_path: Path) -> None
     filled_index(tmp_path / "index", vectors, **HNSW).close()
     for file in (tmp_path / "index").glob("*.faiss"):
         file.write_bytes(file.read_bytes()[:1000])
-    index = FaissIndex(tmp_path / "index", **HNSW)
+    index = FaissIndex(tmp_path / "index", FaissLimits(**HNSW))
     assert index.facts()["kind"] == "exact"
     assert found_like_the_reference(index, vectors, list(range(1, 1201)), SPACES[0]) == 1
     index.finish()
@@ -282,7 +189,7 @@ def test_dead_rows_are_given_back(tmp_path: Path, form: str) -> None:
     index = filled_index(tmp_path / "index", vectors, **FORMS[form])
     reader = FaissIndex(tmp_path / "index")
     old = reader.search(vectors[:3], 5, SPACES[0])[1]
-    holding = reader._now()
+    held = reader.snapshot()
     before = contents(index)
     index.remove(np.arange(1, 500))
     index.finish()
@@ -292,7 +199,18 @@ def test_dead_rows_are_given_back(tmp_path: Path, form: str) -> None:
     rest = {path: facts for path, facts in before.items() if int(facts[0]) >= 500}
     assert contents(index) == contents(reader) == contents(FaissIndex(tmp_path / "index")) == rest
     assert found_like_the_reference(reader, vectors[499:], list(range(500, 1501)), SPACES[0]) >= 0.95
-    assert np.array_equal(holding.search(vectors[:3], 5, SPACES[0])[1], old)  # a search that had begun still ends
+    assert np.array_equal(held.search(vectors[:3], 5, SPACES[0])[1], old)  # a search that had begun still ends
+
+
+def test_a_failing_commit_changes_nothing(tmp_path: Path) -> None:
+    index = filled_index(tmp_path / "index", units(20))
+    before = contents(index)
+    broken = replace(item(90), mask=np.zeros(3, np.float32))  # no grid: it cannot be stored
+    with pytest.raises(IndexError):
+        index.add(NewItems([item(3), broken], dict.fromkeys(SPACES, units(2, seed=6))))
+    assert contents(index) == before
+    index.add(batch([90], units(1, seed=6)))
+    assert len(index) == 21
 
 
 def test_what_a_killed_writer_left_is_cut_off(tmp_path: Path) -> None:
@@ -313,22 +231,6 @@ def test_what_a_killed_writer_left_is_cut_off(tmp_path: Path) -> None:
     assert sizes == {51 * 4 * DIMENSION}
     assert not (tmp_path / "index" / "vectors-1").exists()
     assert not list((tmp_path / "index").glob(".*faiss*"))
-
-
-def test_a_failing_commit_changes_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    index = filled_index(tmp_path / "index", units(20))
-    before = contents(index)
-
-    def fail(*args: object) -> object:
-        raise RuntimeError("at the worst moment")
-
-    monkeypatch.setattr(catalog_module, "_row", fail)
-    with pytest.raises(RuntimeError, match="worst"):
-        index.add(batch([3, 90], units(2, seed=6)))
-    assert contents(index) == before
-    monkeypatch.undo()
-    index.add(batch([90], units(1, seed=6)))
-    assert len(index) == 21
 
 
 def test_one_writer_and_readers_that_see_its_commits(tmp_path: Path) -> None:
@@ -450,18 +352,3 @@ def test_an_index_is_not_made_just_anywhere(tmp_path: Path) -> None:
         FaissIndex.create(tmp_path / "new" / "deep", meta(), tmp_path / "encoder")
     (tmp_path / "new" / "deep" / "index.json").unlink()  # killed just before the end: begun anew
     FaissIndex.create(tmp_path / "new" / "deep", meta(), tmp_path / "encoder").close()
-
-
-def test_more_candidates_are_a_more_careful_search_of_a_graph() -> None:
-    """Vectors without any order are hard for a graph: what it misses at first, a larger effort must find."""
-    random = np.random.default_rng(0)
-    vectors, queries = (random.standard_normal((n, 48)).astype(np.float32) for n in (5000, 60))
-    vectors /= np.linalg.norm(vectors, axis=1, keepdims=True)
-    best = np.argsort(-(queries @ vectors.T), axis=1)[:, :10]
-    graph = structures.build("hnsw", vectors)
-    shares = []
-    for pool in (16, 512):
-        found = structures.candidates(graph, queries, pool)
-        shares.append(np.mean([np.isin(wanted, row).mean() for wanted, row in zip(best, found, strict=True)]))
-    assert shares[0] < 0.9
-    assert shares[1] > 0.98

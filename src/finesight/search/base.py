@@ -95,7 +95,7 @@ class Index(ABC):
     def add(self, batch: NewItems) -> None: ...
 
     def check_batch(self, batch: NewItems) -> list[Item]:
-        """Return the items of a batch; raise ``ValueError`` if one is there twice or a vector is missing or of a wrong width."""
+        """Return the items of a batch; raise ``ValueError`` if one is there twice or vectors have a wrong shape."""
         items = list(batch.items)
         if len({item.id for item in items}) != len(items) or len({item.path for item in items}) != len(items):
             raise ValueError("an item is twice in one batch")

@@ -279,4 +279,3 @@ def open_or_create(where: str | Path, embedder: TorchEmbedder, run: str | Path, 
         run=os.path.abspath(run),
     )
     return create_index(where, meta, home)
-

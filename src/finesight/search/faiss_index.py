@@ -1,4 +1,4 @@
-"""An index in a folder: vectors in plain files that are memory-mapped, items in SQLite, FAISS where exact search is slow.
+"""An index in a folder: vectors in memory-mapped files, items in SQLite, FAISS where exact search is slow.
 
     index.json     how it was made            items.db         items, and which row of the vectors is whose
     encoder/       the encoder that made it   vectors-G/       a file of rows for each space, generation G
@@ -58,7 +58,7 @@ class FaissIndex(Index):
 
     @classmethod
     def create(cls, folder: str | Path, meta: IndexMeta, encoder: Path) -> Self:
-        """Make an empty index with a copy of its encoder. ``index.json`` is written last: it makes the folder an index."""
+        """Make an empty index with a copy of its encoder. ``index.json`` comes last: it makes the folder an index."""
         folder = Path(folder)
         _refuse_foreign(folder)
         with _writing(folder):

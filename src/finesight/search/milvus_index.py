@@ -1,9 +1,9 @@
 """An index in a Milvus collection: any machine that reaches the server can search it.
 
-Each image is one entity, and its id is the primary key: adding an image again replaces it, so a build that was killed and
-runs again doubles nothing. Milvus commits what one request brings as a whole; a batch larger than a request may be goes
-in several. Replacing an image is a deletion and an insertion in one request, which a Milvus Lite that is killed meanwhile
-may have done half: then the image is missing, and the next update adds it.
+Each image is one entity, and its id is the primary key: adding an image again replaces it, so a build that was killed
+and runs again doubles nothing. Milvus commits what one request brings as a whole; a batch larger than a request may be
+goes in several. Replacing an image is a deletion and an insertion in one request, which a Milvus Lite that is killed
+meanwhile may have done half: then the image is missing, and the next update adds it.
 """
 
 from __future__ import annotations
@@ -122,7 +122,7 @@ class MilvusIndex(Index):
             raise
 
     def _read_meta(self) -> IndexMeta:
-        """Read how the index was made. It is kept twice: Milvus Lite loses descriptions, a server may lose properties."""
+        """Read how the index was made. It is kept twice: Milvus Lite loses descriptions, some servers properties."""
         described = self._client.describe_collection(self.address.collection)
         text = described.get("properties", {}).get(META) or described.get("description", "")
         try:

@@ -1,7 +1,7 @@
 """FAISS structures that find near rows without comparing all of them: a graph, or inverted lists of coded vectors.
 
-Both work on few dimensions (a PCA) and by squared distance, which orders unit vectors as the cosine does. They only name
-candidates, whose exact scores are computed from the vectors. A structure is kept only if its measured recall suffices.
+Both work on few dimensions (a PCA) and by squared distance, which orders unit vectors as the cosine does. They only
+name candidates, whose exact scores are computed from the vectors. A structure is kept only if its recall suffices.
 """
 
 from __future__ import annotations

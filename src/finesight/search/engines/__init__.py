@@ -1,7 +1,7 @@
 """Engines that keep an index: a folder, Milvus, or one that another distribution brings.
 
-An engine is a class that describes itself and opens indexes. Its file imports nothing heavy at its top, because the help
-texts of the command line come from the engines.
+An engine is a class that describes itself and opens indexes. Its file imports nothing heavy at its top, because the
+help texts of the command line come from the engines.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ class IndexEngine(ABC):
     @classmethod
     @abstractmethod
     def create(cls, uri: str, meta: IndexMeta, encoder: Path) -> Index:
-        """Make an empty index at ``uri`` for the encoder in the folder ``encoder``; raise ``FineSightError`` if it cannot."""
+        """Make an empty index at ``uri`` for the encoder in the folder ``encoder``; raise ``FineSightError`` if not."""
 
 
 INDEX_ENGINES: Registry[type[IndexEngine]] = Registry(
