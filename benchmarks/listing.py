@@ -96,10 +96,10 @@ def peak_mb() -> float:
 
 
 def measure_here(place: Path) -> dict[str, Any]:
-    from finesight.data.layouts.catalog import recognized
+    from finesight.data.layouts.layout import recognize_layout
     from finesight.data.sources import open_source
 
-    recognized(place.parent)  # imports what opening imports
+    recognize_layout(place.parent)  # imports what opening imports
     began = time.process_time()
     bare(place)
     plain = time.process_time() - began

@@ -8,10 +8,11 @@ import pytest
 from PIL import Image
 
 from finesight.data.cache import open_cache
-from finesight.data.layouts.aircraft import BANNER, is_aircraft, open_aircraft
-from finesight.data.layouts.official import OFFICIAL, missing_words
+from finesight.data.layouts.aircraft import BANNER, Aircraft
+from finesight.data.layouts.layout import official_counts
 from finesight.data.quality import check_source
 from finesight.data.sources import ImageSource, open_source
+from finesight.data.verification import describe_differences
 from finesight.errors import FineSightError
 
 VARIANTS = ["707-320", "F/A-18", "Cessna 172", "MD-80"]
@@ -56,9 +57,9 @@ def facts(source: ImageSource) -> tuple[list[str], list[int], list[str], list[li
 
 
 def error(root: Path) -> str:
-    assert is_aircraft(root)
+    assert Aircraft().recognizes(root)
     with pytest.raises(FineSightError) as caught:
-        open_aircraft(root)
+        Aircraft().open(root)
     return str(caught.value)
 
 
@@ -66,10 +67,10 @@ def error(root: Path) -> str:
 
 
 def test_the_official_layout(data: Path) -> None:
-    assert is_aircraft(data)
-    source = open_aircraft(data)
+    assert Aircraft().recognizes(data)
+    source = Aircraft().open(data)
     assert source.kind == "aircraft"
-    assert source.kind in OFFICIAL
+    assert official_counts(source.kind)
     assert source.classes == tuple(VARIANTS)
     assert facts(source) == (
         [f"images/{i}.jpg" for i in ("0056978", "1025794", "0034309", "0698580", "0450014")],
@@ -81,23 +82,23 @@ def test_the_official_layout(data: Path) -> None:
     assert source.split("test").trim == 20
     assert all(source.file(i).is_file() for i in range(5))
     assert "5 images, 4 classes, 3 train + 2 test, boxes" in source.describe()
-    words = missing_words(source)
+    words = describe_differences(source)
     assert words is not None
     assert "6,664 of 6,667 train images missing" in words
 
 
 def test_the_folder_above_is_the_same_source(data: Path) -> None:
-    assert is_aircraft(data.parent)
-    above, inside = open_aircraft(data.parent), open_aircraft(data)
+    assert Aircraft().recognizes(data.parent)
+    above, inside = Aircraft().open(data.parent), Aircraft().open(data)
     assert facts(above) == facts(inside)
     assert above.root == inside.root == data
-    assert not is_aircraft(data.parent.parent)
+    assert not Aircraft().recognizes(data.parent.parent)
 
 
 def test_train_and_val_without_their_union(data: Path) -> None:
-    expected = facts(open_aircraft(data))
+    expected = facts(Aircraft().open(data))
     (data / "images_variant_trainval.txt").unlink()
-    paths, labels, splits, boxes = facts(open_aircraft(data))
+    paths, labels, splits, boxes = facts(Aircraft().open(data))
     order = [1, 2, 0, 3, 4]  # train, then val
     assert paths == [expected[0][i] for i in order]
     assert labels == [expected[1][i] for i in order]
@@ -109,28 +110,28 @@ def test_train_and_val_without_their_union(data: Path) -> None:
 
 def test_without_boxes(data: Path) -> None:
     (data / "images_box.txt").unlink()
-    assert is_aircraft(data)
-    assert open_aircraft(data).boxes is None
+    assert Aircraft().recognizes(data)
+    assert Aircraft().open(data).boxes is None
 
 
 def test_windows_line_ends_and_blank_lines(data: Path) -> None:
-    expected = facts(open_aircraft(data))
+    expected = facts(Aircraft().open(data))
     for file in data.glob("*.txt"):
         file.write_bytes(file.read_bytes().replace(b"\n", b"\r\n") + b"\r\n")
-    assert facts(open_aircraft(data)) == expected
-    assert open_aircraft(data).classes == tuple(VARIANTS)
+    assert facts(Aircraft().open(data)) == expected
+    assert Aircraft().open(data).classes == tuple(VARIANTS)
 
 
 def test_single_missing_images_are_left_to_the_reader(data: Path) -> None:
     (data / "images/0034309.jpg").unlink()
-    assert len(open_aircraft(data)) == 5
+    assert len(Aircraft().open(data)) == 5
 
 
 # --- the banner ---------------------------------------------------------------------------------------
 
 
 def test_no_row_of_the_banner_is_seen(data: Path, tmp_path: Path) -> None:
-    source = open_aircraft(data)
+    source = Aircraft().open(data)
     cache = open_cache(source, 25, cache_dir=tmp_path / "cache", progress=False)
     assert len(cache) == 5
     for i in range(5):
@@ -147,7 +148,7 @@ def test_the_check_does_not_compare_banners(data: Path) -> None:
     copy = Image.open(data / "images/0056978.jpg")
     copy.paste((0, 0, 0), (0, HEIGHT - BANNER, WIDTH, HEIGHT))
     copy.save(data / "images/0450014.jpg", quality=95)
-    report = check_source(open_aircraft(data), progress=False)
+    report = check_source(Aircraft().open(data), progress=False)
     assert [[image.path for image in group.images] for group in report.duplicates] == [
         ["images/0056978.jpg", "images/0450014.jpg"]
     ]
@@ -157,7 +158,7 @@ def test_the_check_does_not_compare_banners(data: Path) -> None:
 
 def test_an_image_of_nothing_but_banner_is_skipped(data: Path, tmp_path: Path) -> None:
     Image.new("RGB", (60, 20)).save(data / "images/0034309.jpg")
-    source = open_aircraft(data)
+    source = Aircraft().open(data)
     cache = open_cache(source, 25, cache_dir=tmp_path / "cache", progress=False)
     assert cache.skipped == [("images/0034309.jpg", "only 20 pixels high, and the bottom 20 are cut off")]
     assert [image.path for image in check_source(source, progress=False).unreadable] == ["images/0034309.jpg"]
@@ -169,32 +170,32 @@ def test_an_image_of_nothing_but_banner_is_skipped(data: Path, tmp_path: Path) -
 @pytest.mark.parametrize("name", ["variants.txt", "images_variant_test.txt"])
 def test_a_missing_file_is_named(data: Path, name: str) -> None:
     (data / name).unlink()
-    assert f"{data} is FGVC-Aircraft but {name} is missing; copy the dataset again" in error(data.parent)
+    assert f"{data} is FGVC-Aircraft 2013b but {name} is missing; copy the dataset again" in error(data.parent)
 
 
 @pytest.mark.parametrize("half", ["train", "val"])
 def test_half_of_the_train_list_is_not_enough(data: Path, half: str) -> None:
     (data / "images_variant_trainval.txt").unlink()
     (data / f"images_variant_{half}.txt").unlink()
-    assert "is FGVC-Aircraft but images_variant_trainval.txt is missing" in error(data)
+    assert "is FGVC-Aircraft 2013b but images_variant_trainval.txt is missing" in error(data)
 
 
 def test_missing_images_are_named(data: Path) -> None:
     """The annotations are given out alone, too."""
     shutil.rmtree(data / "images")
-    assert "is FGVC-Aircraft but images/ is missing" in error(data)
+    assert "is FGVC-Aircraft 2013b but images/ is missing" in error(data)
 
 
 def test_what_is_no_copy(tmp_path: Path, data: Path) -> None:
     other = tmp_path / "other"
     (other / "images").mkdir(parents=True)
-    assert not is_aircraft(other)
+    assert not Aircraft().recognizes(other)
     (other / "families.txt").write_text("roses\n")
-    assert not is_aircraft(other)
+    assert not Aircraft().recognizes(other)
     shutil.rmtree(data / "images")
     for split in ("train", "test"):  # sorted into classes by somebody, the lists left beside
         (data / split / "MD-80").mkdir(parents=True)
-    assert not is_aircraft(data)
+    assert not Aircraft().recognizes(data)
 
 
 @pytest.mark.parametrize(
@@ -241,11 +242,11 @@ def test_images_without_a_box_are_named(data: Path) -> None:
 
 def test_a_file_nobody_may_read_is_not_called_damaged(data: Path, no_access: Callable[[Path], Any]) -> None:
     with no_access(data / "variants.txt"), pytest.raises(PermissionError):
-        open_aircraft(data)
+        Aircraft().open(data)
 
 
 @pytest.mark.parametrize("above", [True, False])
 def test_the_layout_is_recognized(data: Path, above: bool) -> None:
     found = open_source(data.parent if above else data)
     assert (found.kind, found.trim) == ("aircraft", BANNER)
-    assert facts(found) == facts(open_aircraft(data))
+    assert facts(found) == facts(Aircraft().open(data))

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from finesight.data.layouts.cars import is_cars, open_cars
-from finesight.data.layouts.official import missing_words
+from finesight.data.layouts.cars import Cars
 from finesight.data.sources import ImageSource, open_source
+from finesight.data.verification import describe_differences
 from finesight.errors import FineSightError
 
 CLASSES = ["Ram C/V Cargo Van 2012", "Audi TTS Coupe 2012", "smart fortwo Convertible 2012"]
@@ -87,9 +87,9 @@ def facts(source: ImageSource) -> tuple[list[str], list[int], list[str], list[li
 
 
 def error(root: Path) -> str:
-    assert is_cars(root)
+    assert Cars().recognizes(root)
     with pytest.raises(FineSightError) as caught:
-        open_cars(root)
+        Cars().open(root)
     return str(caught.value)
 
 
@@ -97,8 +97,8 @@ def error(root: Path) -> str:
 
 
 def test_two_folders(two: Path) -> None:
-    assert is_cars(two)
-    source = open_cars(two)
+    assert Cars().recognizes(two)
+    source = Cars().open(two)
     assert source.kind == "cars"
     assert source.classes == tuple(CLASSES)
     assert facts(source) == (
@@ -110,25 +110,25 @@ def test_two_folders(two: Path) -> None:
     )
     assert all(source.file(i).is_file() for i in range(5))
     assert "5 images, 3 classes, 3 train + 2 test, boxes" in source.describe()
-    words = missing_words(source)
+    words = describe_differences(source)
     assert words is not None
     assert "8,141 of 8,144 train images missing" in words
 
 
 def test_annotations_may_lie_in_the_root(two: Path) -> None:
-    expected = facts(open_cars(two))
+    expected = facts(Cars().open(two))
     (two / "devkit/cars_test_annos_withlabels.mat").rename(two / "cars_test_annos_withlabels.mat")
-    assert facts(open_cars(two)) == expected
+    assert facts(Cars().open(two)) == expected
     for file in (two / "devkit").iterdir():
         file.rename(two / file.name)
     (two / "devkit").rmdir()
-    assert is_cars(two)
-    assert facts(open_cars(two)) == expected
+    assert Cars().recognizes(two)
+    assert facts(Cars().open(two)) == expected
 
 
 def test_the_file_without_labels_is_not_needed(two: Path) -> None:
     (two / "devkit/cars_test_annos.mat").unlink()
-    assert len(open_cars(two)) == 5
+    assert len(Cars().open(two)) == 5
 
 
 def test_folders_unpacked_into_folders(two: Path) -> None:
@@ -136,18 +136,18 @@ def test_folders_unpacked_into_folders(two: Path) -> None:
         (two / name).rename(two / "inner")
         (two / name).mkdir()
         (two / "inner").rename(two / name / name)
-    source = open_cars(two)
+    source = Cars().open(two)
     assert source.paths[0] == "cars_train/cars_train/00001.jpg"
     assert all(source.file(i).is_file() for i in range(5))
 
 
 def test_the_order_is_that_of_the_annotations(two: Path) -> None:
     annotations(two / "devkit/cars_train_annos.mat", TRAIN[::-1])
-    paths, labels, _, boxes = facts(open_cars(two))
+    paths, labels, _, boxes = facts(Cars().open(two))
     assert paths[:3] == ["cars_train/00003.jpg", "cars_train/00002.jpg", "cars_train/00001.jpg"]
     assert labels[:3] == [0, 2, 1]
     assert boxes[0] == [2, 7, 188, 140]
-    assert facts(open_cars(two)) == facts(open_cars(two))
+    assert facts(Cars().open(two)) == facts(Cars().open(two))
 
 
 def test_a_single_image_and_a_single_class(two: Path) -> None:
@@ -155,7 +155,7 @@ def test_a_single_image_and_a_single_class(two: Path) -> None:
     savemat(two / "devkit/cars_meta.mat", {"class_names": cell(["Audi"])})
     annotations(two / "devkit/cars_train_annos.mat", [(1, 2, 3, 4, 1, "00001.jpg")])
     annotations(two / "devkit/cars_test_annos_withlabels.mat", [(5, 6, 7, 8, 1, "00002.jpg")])
-    source = open_cars(two)
+    source = Cars().open(two)
     assert source.classes == ("Audi",)
     assert facts(source) == (
         ["cars_train/00001.jpg", "cars_test/00002.jpg"],
@@ -168,7 +168,7 @@ def test_a_single_image_and_a_single_class(two: Path) -> None:
 def test_single_missing_images_are_left_to_the_reader(two: Path) -> None:
     file = two / "cars_train/00002.jpg"
     file.rename(file.with_suffix(".png"))  # another format is another file
-    source = open_cars(two)
+    source = Cars().open(two)
     assert len(source) == 5
     assert source.paths[1] == "cars_train/00002.jpg"
     assert not source.file(1).exists()
@@ -178,8 +178,8 @@ def test_single_missing_images_are_left_to_the_reader(two: Path) -> None:
 
 
 def test_one_folder(one: Path) -> None:
-    assert is_cars(one)
-    source = open_cars(one)
+    assert Cars().recognizes(one)
+    source = Cars().open(one)
     assert source.kind == "cars"
     assert source.classes == tuple(CLASSES)
     assert facts(source) == (
@@ -196,7 +196,7 @@ def test_one_folder_with_the_other_devkit(one: Path) -> None:
     (one / "cars_annos.mat").rename(one / "devkit/cars_annos.mat")
     savemat(one / "devkit/cars_meta.mat", {"class_names": cell(["other"])})
     (one / "cars_train").mkdir()
-    assert open_cars(one).classes == tuple(CLASSES)
+    assert Cars().open(one).classes == tuple(CLASSES)
 
 
 # --- partial and damaged copies -----------------------------------------------------------------------
@@ -241,12 +241,12 @@ def test_one_folder_without_its_annotations(one: Path, two: Path) -> None:
 
 
 def test_what_is_no_copy(tmp_path: Path, two: Path) -> None:
-    assert not is_cars(tmp_path)
+    assert not Cars().recognizes(tmp_path)
     (tmp_path / "car_ims").mkdir()
-    assert not is_cars(tmp_path)
+    assert not Cars().recognizes(tmp_path)
     (two / "cars_train").rename(two / "train")  # sorted into classes by somebody, the annotations left beside
     (two / "cars_test").rename(two / "test")
-    assert not is_cars(two)
+    assert not Cars().recognizes(two)
 
 
 @pytest.mark.parametrize("content", [b"", b"x", b"MATLAB 5.0 MAT-file", b"\0" * 200, b"<html>not found</html>" * 20])
@@ -274,7 +274,7 @@ def test_files_with_flipped_bytes(two: Path) -> None:
         broken[int(rng.integers(len(data)))] ^= int(rng.integers(1, 256))
         file.write_bytes(broken)
         try:
-            open_cars(two)
+            Cars().open(two)
         except FineSightError as caught:
             assert "cars_train_annos.mat is damaged (" in str(caught)  # noqa: PT017
 
@@ -311,10 +311,10 @@ def test_without_scipy(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_file_nobody_may_read_is_not_called_damaged(two: Path, no_access: Callable[[Path], Any]) -> None:
     with no_access(two / "devkit/cars_meta.mat"), pytest.raises(PermissionError):
-        open_cars(two)
+        Cars().open(two)
 
 
 def test_the_layout_is_recognized(two: Path) -> None:
     found = open_source(two)
     assert found.kind == "cars"
-    assert found.paths.tolist() == open_cars(two).paths.tolist()
+    assert found.paths.tolist() == Cars().open(two).paths.tolist()

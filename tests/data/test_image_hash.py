@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image, ImageEnhance
 
-from finesight.data.image_hash import NEAR, bits, content_hash, groups, near_pairs, perceptual_hash
+from finesight.data.image_hash import NEAR, content_hash, count_bits, group_duplicates, near_pairs, perceptual_hash
 from reference import duplicates as reference
 
 
@@ -83,8 +83,8 @@ def test_blank_pictures_have_no_hash() -> None:
 def test_bits() -> None:
     values = np.random.default_rng(0).integers(0, 2**64, 1000, np.uint64, endpoint=False)
     values[:3] = 0, 2**64 - 1, 1 << 63
-    assert bits(values).tolist() == [value.bit_count() for value in values.tolist()]
-    assert bits(values[::2]).tolist() == [value.bit_count() for value in values[::2].tolist()]
+    assert count_bits(values).tolist() == [value.bit_count() for value in values.tolist()]
+    assert count_bits(values[::2]).tolist() == [value.bit_count() for value in values[::2].tolist()]
 
 
 def crowd(rng: np.random.Generator, centers: int, each: int, flips: int) -> list[int]:
@@ -133,7 +133,7 @@ def test_the_hardest_pairs(spread: str) -> None:
 @settings(max_examples=150, deadline=None)
 def test_groups_against_walking(images: list[tuple[bytes | None, int | None]]) -> None:
     contents, hashes = [content for content, _ in images], [value for _, value in images]
-    assert groups(contents, hashes).tolist() == reference.groups(contents, hashes, NEAR)
+    assert group_duplicates(contents, hashes).tolist() == reference.groups(contents, hashes, NEAR)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -141,14 +141,14 @@ def test_groups_of_crowds(seed: int) -> None:
     rng = np.random.default_rng(seed)
     hashes = rng.permutation(np.array(crowd(rng, 20, 15, 5), np.uint64)).tolist()
     none = [None] * len(hashes)
-    found = groups(none, hashes).tolist()
+    found = group_duplicates(none, hashes).tolist()
     assert found == reference.groups(none, hashes, NEAR)
     assert 20 <= len(set(found)) < 200
 
 
 def test_a_chain_is_one_group() -> None:
     chain = [(1 << (4 * k)) - 1 for k in range(16)]
-    assert groups([None] * 16, chain[::-1]).tolist() == [0] * 16
+    assert group_duplicates([None] * 16, chain[::-1]).tolist() == [0] * 16
 
 
 def test_a_hundred_thousand_hashes() -> None:
@@ -157,7 +157,7 @@ def test_a_hundred_thousand_hashes() -> None:
     hashes[1000] = hashes[99_000] ^ 0b1111
     hashes[50_000:60_000] = [hashes[7]] * 10_000
     started = time.process_time()
-    found = groups([None] * len(hashes), hashes)
+    found = group_duplicates([None] * len(hashes), hashes)
     assert time.process_time() - started < 20
     assert found[99_000] == 1000
     assert set(found[50_000:60_000].tolist()) == {7}

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from finesight.data.layouts.inat import is_inat, open_inat, super_categories
-from finesight.data.layouts.official import OFFICIAL, missing_words
+from finesight.data.layouts.inat import Inat2019
 from finesight.data.sources import open_source
+from finesight.data.verification import describe_differences
 from finesight.errors import FineSightError
 
 CATEGORIES = [  # out of order, with ids that are no positions
@@ -57,15 +57,15 @@ def change(file: Path, edit: Callable[[Any], object]) -> None:
 
 
 def labels(root: Path) -> list[int]:
-    found = open_inat(root).labels
+    found = Inat2019().open(root).labels
     assert found is not None
     assert found.dtype == np.int64
     return found.tolist()
 
 
 def test_the_official_layout(root: Path) -> None:
-    assert is_inat(root)
-    source = open_inat(root)
+    assert Inat2019().recognizes(root)
+    source = Inat2019().open(root)
     assert source.kind == "inat2019"
     assert source.paths.tolist() == [
         "train_val2019/Plants/400/d1.jpg",
@@ -79,7 +79,7 @@ def test_the_official_layout(root: Path) -> None:
     assert source.splits is not None
     assert source.splits.tolist() == ["train"] * 3 + ["test"] * 2
     assert source.boxes is None
-    assert super_categories(source) == ("Birds", "Birds", "Plants")
+    assert Inat2019().super_categories(source) == ("Birds", "Birds", "Plants")
     assert all(source.file(i).is_file() for i in range(5))
     assert "5 images, 3 classes, 3 train + 2 test" in source.describe()
 
@@ -89,48 +89,48 @@ def test_categories_without_names_are_told_by_their_folders(root: Path, known: d
     bare = [{"id": entry["id"], **known} for entry in CATEGORIES]
     write(root / "train2019.json", lists(TRAIN, bare))
     write(root / "val2019.json", lists(VAL, bare))
-    source = open_inat(root)
+    source = Inat2019().open(root)
     assert source.classes == ("Birds/7", "Birds/31", "Plants/400")
-    assert super_categories(source) == ("Birds", "Birds", "Plants")
+    assert Inat2019().super_categories(source) == ("Birds", "Birds", "Plants")
     assert labels(root) == [2, 0, 1, 0, 2]
 
 
 def test_a_nameless_category_without_images(root: Path) -> None:
     change(root / "train2019.json", lambda content: content["categories"].append({"id": 8}))
-    assert open_inat(root).classes == ("Birds/Parus major", "unknown/8", "Birds/Parus ater", "Plants/Rosa canina")
+    assert Inat2019().open(root).classes == ("Birds/Parus major", "unknown/8", "Birds/Parus ater", "Plants/Rosa canina")
     assert labels(root) == [3, 0, 2, 0, 3]
 
 
 def test_the_names_released_later(root: Path) -> None:
     write(root / "categories.json", [{"id": 7, "name": "Great tit", "kingdom": "Animalia"}, {"id": 999, "name": "x"}])
-    assert open_inat(root).classes == ("Birds/Great tit", "Birds/Parus ater", "Plants/Rosa canina")
+    assert Inat2019().open(root).classes == ("Birds/Great tit", "Birds/Parus ater", "Plants/Rosa canina")
     write(root / "categories.json", {"7": "Great tit"})
     with pytest.raises(FineSightError, match=r"categories\.json is not a list of id and name"):
-        open_inat(root)
+        Inat2019().open(root)
 
 
 def test_names_with_a_slash(root: Path) -> None:
     change(root / "train2019.json", lambda content: content["categories"][0].update(name="Rosa a/b"))
     change(root / "val2019.json", lambda content: content["categories"][0].update(name="Rosa a/b"))
-    assert super_categories(open_inat(root)) == ("Birds", "Birds", "Plants")
+    assert Inat2019().super_categories(Inat2019().open(root)) == ("Birds", "Birds", "Plants")
 
 
 def test_an_image_without_annotation_has_no_label(root: Path) -> None:
     change(root / "val2019.json", lambda content: content["annotations"].pop())
     assert labels(root) == [2, 0, 1, -1, 2]
-    assert "1 without a label" in open_inat(root).describe()
+    assert "1 without a label" in Inat2019().open(root).describe()
 
 
 def test_single_missing_images_are_left_to_the_reader(root: Path) -> None:
     file = root / "train_val2019/Birds/7/v1.jpg"
     file.rename(file.with_suffix(".png"))  # another format is another file
-    source = open_inat(root)
+    source = Inat2019().open(root)
     assert len(source) == 5
     assert not source.file(3).exists()
 
 
 def test_the_order_is_stable(root: Path) -> None:
-    first, second = open_inat(root), open_inat(root)
+    first, second = Inat2019().open(root), Inat2019().open(root)
     assert first.paths.tolist() == second.paths.tolist()
     assert first.classes == second.classes
 
@@ -141,32 +141,32 @@ def test_the_order_is_stable(root: Path) -> None:
 @pytest.mark.parametrize("name", ["train2019.json", "val2019.json"])
 def test_a_missing_list_is_named(root: Path, name: str) -> None:
     (root / name).unlink()
-    assert is_inat(root)
+    assert Inat2019().recognizes(root)
     with pytest.raises(FineSightError, match=f"iNaturalist 2019 but {name} is missing; copy the dataset again"):
-        open_inat(root)
+        Inat2019().open(root)
 
 
 @pytest.mark.parametrize("gone", ["train_val2019", "train_val2019/Plants", "train_val2019/Birds/31"])
 def test_a_missing_folder_is_named(root: Path, gone: str) -> None:
     shutil.rmtree(root / gone)
-    assert is_inat(root)
+    assert Inat2019().recognizes(root)
     with pytest.raises(FineSightError, match=f"iNaturalist 2019 but {gone}/ is missing"):
-        open_inat(root)
+        Inat2019().open(root)
 
 
 def test_one_mark_is_not_enough(tmp_path: Path) -> None:
-    assert not is_inat(tmp_path)
+    assert not Inat2019().recognizes(tmp_path)
     (tmp_path / "train_val2019").mkdir()
-    assert not is_inat(tmp_path)
+    assert not Inat2019().recognizes(tmp_path)
     (tmp_path / "train2019.json").mkdir()  # a folder is no list
-    assert not is_inat(tmp_path)
+    assert not Inat2019().recognizes(tmp_path)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"images": [', b"\xff\xfe\x00", b"[" * 100_000, b"null", b"[]", b"3"])
 def test_damaged_json(root: Path, text: bytes) -> None:
     (root / "val2019.json").write_bytes(text)
     with pytest.raises(FineSightError, match=r"val2019\.json is damaged .*copy the dataset again"):
-        open_inat(root)
+        Inat2019().open(root)
 
 
 @pytest.mark.parametrize(
@@ -190,14 +190,7 @@ def test_damaged_json(root: Path, text: bytes) -> None:
 def test_wrong_lists_are_named(root: Path, edit: Callable[[Any], object], expected: str) -> None:
     change(root / "train2019.json", edit)
     with pytest.raises(FineSightError, match=rf"train2019\.json (is )?{expected}"):
-        open_inat(root)
-
-
-def test_super_categories_are_this_datasets_only(root: Path) -> None:
-    source = open_inat(root)
-    object.__setattr__(source, "kind", "cub")
-    with pytest.raises(FineSightError, match="not iNaturalist 2019"):
-        super_categories(source)
+        Inat2019().open(root)
 
 
 # --- the whole size -----------------------------------------------------------------------------------
@@ -205,7 +198,8 @@ def test_super_categories_are_this_datasets_only(root: Path) -> None:
 
 @pytest.mark.slow
 def test_lists_of_the_official_size_take_seconds(tmp_path: Path) -> None:
-    train, test, classes = OFFICIAL["inat2019"]
+    official = Inat2019.official
+    train, test, classes = official.train, official.test, official.classes
     tops = ("Amphibians", "Birds", "Fungi", "Insects", "Plants", "Reptiles")
     bare = [{"id": c} for c in range(classes)]
 
@@ -217,13 +211,13 @@ def test_lists_of_the_official_size_take_seconds(tmp_path: Path) -> None:
     for c in range(classes):
         (tmp_path / "train_val2019" / tops[c % 6] / str(c)).mkdir(parents=True)
     start = time.process_time()
-    source = open_inat(tmp_path)
+    source = Inat2019().open(tmp_path)
     assert time.process_time() - start < 10
-    assert missing_words(source) is None
+    assert describe_differences(source) is None
     assert source.classes[1] == "Birds/1"
 
 
 def test_the_layout_is_recognized(root: Path) -> None:
     found = open_source(root)
     assert found.kind == "inat2019"
-    assert found.paths.tolist() == open_inat(root).paths.tolist()
+    assert found.paths.tolist() == Inat2019().open(root).paths.tolist()

@@ -7,8 +7,8 @@ import pytest
 from PIL import Image, ImageFilter
 from pydantic import ValidationError
 
-from finesight.data.layouts.drawing import HABITATS, PART_NAMES, draw, make_species
-from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes, open_lookalikes
+from finesight.data.drawing import HABITATS, PART_NAMES, draw, make_species
+from finesight.data.layouts.lookalikes import Lookalikes, LookalikesConfig, make_lookalikes
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 
@@ -122,7 +122,7 @@ def test_a_damaged_manifest_is_an_error_that_says_so(tmp_path):
     make_lookalikes(tmp_path / "d", SMALL)
     (tmp_path / "d" / "lookalikes.json").write_text("{")
     with pytest.raises(FineSightError, match="draw the look-alikes again"):
-        open_lookalikes(tmp_path / "d")
+        Lookalikes().open(tmp_path / "d")
 
 
 @pytest.mark.parametrize("bad", [{"species": 1}, {"species": 1000}, {"size": 8}, {"color": 1}])

@@ -14,7 +14,8 @@ LINES = 1_000_000
 # Seconds of a bare walk (or of a csv reader over the lines) and of open_source, the growth of the peak in MB.
 MEASURE = """
 import csv, json, os, resource, sys, time
-from finesight.data.layouts.catalog import recognized
+from finesight.data.layouts.layout import LAYOUTS, DirectoryTree, open_dataset, ordered_layouts, recognize_layout
+from finesight.data.named_path import absolute_named_path, short_named_path, split_named_path
 from finesight.data.sources import open_source
 from pathlib import Path
 
@@ -34,7 +35,7 @@ def peak():  # not getrusage's where it can be helped: on Linux that begins with
         return int(Path("/proc/self/status").read_text().partition("VmHWM:")[2].split()[0]) / 2**10
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**20 if sys.platform == "darwin" else 2**10)
 
-recognized(Path(sys.argv[1]).parent)  # imports what opening imports
+recognize_layout(Path(sys.argv[1]).parent)  # imports what opening imports
 before, began = peak(), time.process_time()
 source = open_source(sys.argv[1])
 seconds, grown = time.process_time() - began, peak() - before

@@ -19,7 +19,7 @@ import uvicorn
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Request, expect, sync_playwright
 
-from finesight.data.layouts.drawing import draw, make_species
+from finesight.data.drawing import draw, make_species
 from finesight.server.app import create_app
 from finesight.server.service import Service
 

@@ -15,8 +15,8 @@ from finesight.errors import FineSightError
 from finesight.io.console import format_count
 
 if TYPE_CHECKING:
-    from finesight.data.layouts.catalog import Dataset
-    from finesight.data.quality import CheckReport, Group
+    from finesight.data.layouts.layout import DatasetLayout
+    from finesight.data.quality import CheckReport, DuplicateGroup
 
 EXAMPLES = 5
 ABOUT = "The named datasets, and what is wrong with image data before a training is spent on it."
@@ -36,26 +36,27 @@ def _root(context: typer.Context, as_json: Json = False) -> None:
                 f"Put --json behind the command: finesight datasets {context.invoked_subcommand} --json"
             )
         return
-    from finesight.data.layouts.catalog import DATASETS
+    from finesight.data.layouts.layout import ordered_layouts
 
+    listed = [layout for layout in ordered_layouts() if layout.listed]
     if as_json:
-        print(json.dumps({name: facts(entry) for name, entry in DATASETS.items()}))
+        print(json.dumps({layout.name: _layout_json(layout) for layout in listed}))
         return
-    for entry in DATASETS.values():
-        print("\n".join(described(entry)), end="\n\n")
+    for layout in listed:
+        print("\n".join(_describe(layout)), end="\n\n")
     print("Nothing is downloaded for you. `finesight datasets verify PATH` says whether a copy is whole;")
     print("--data PATH takes a part of one as well, --data NAME:PATH demands all of it.")
 
 
 @datasets_app.command()
 def show(
-    name: Annotated[str, typer.Argument(help="cub, cars, aircraft, inat2019 or cifar100.")], as_json: Json = False
+    name: Annotated[str, typer.Argument(help="A name that `finesight datasets` lists.")], as_json: Json = False
 ) -> None:
     """What to get for one dataset, where it officially lives, and the tree it belongs in."""
-    from finesight.data.layouts.catalog import dataset
+    from finesight.data.layouts.layout import LAYOUTS
 
-    entry = dataset(name)
-    print(json.dumps(facts(entry)) if as_json else "\n".join(described(entry)))
+    layout = LAYOUTS.find(name.lower())
+    print(json.dumps(_layout_json(layout)) if as_json else "\n".join(_describe(layout)))
 
 
 @datasets_app.command()
@@ -65,13 +66,13 @@ def verify(
     as_json: Json = False,
 ) -> None:
     """Compare a folder with the official dataset: images of both splits, classes, smallest classes, files."""
-    from finesight.data.layouts.official import verify as verified
+    from finesight.data import verification
 
-    found = verified(path)
+    found = verification.verify(path)
     if as_json:
         print(json.dumps(found.to_json()))
     else:
-        print(_shown(f"{found.root}: {found.words()}"))
+        print(_printable(f"{found.root}: {found.words()}"))
     if strict and not found.complete:
         raise typer.Exit(1)
 
@@ -88,14 +89,14 @@ def check(
     quiet: Quiet = False,
 ) -> None:
     """Find duplicates, unreadable and tiny images, uneven classes, and test images that are in train."""
-    from finesight.data.layouts.official import verified
     from finesight.data.quality import check_source, make_folder, write_report
     from finesight.data.sources import open_source
+    from finesight.data.verification import verify_source
 
     source = open_source(path)
     if out is not None:
         make_folder(out)  # what is wrong with it is better known before the images are read
-    official = verified(source)
+    official = verify_source(source)
     report = check_source(source, resolution=resolution, near=near, workers=workers, progress=not quiet)
     if out is not None:
         write_report(report, out)
@@ -103,47 +104,56 @@ def check(
         named = {} if official.dataset is None else {"verification": official.to_json()}
         print(json.dumps(report.to_json() | named))
     else:
-        print(_shown(source.describe().splitlines()[0]))
+        print(_printable(source.describe().splitlines()[0]))
         if official.dataset is not None:
-            print(_shown(official.words()))
-        for line in lines(report):
-            print(_shown(line))
+            print(_printable(official.words()))
+        for line in _report_lines(report):
+            print(_printable(line))
         if out is not None:
-            print(_shown(f"All of it: {out}"))
+            print(_printable(f"All of it: {out}"))
     if strict and not report.clean:
         raise typer.Exit(1)
 
 
-def facts(entry: Dataset) -> dict[str, Any]:
-    """One dataset for scripts."""
-    from finesight.data.layouts.official import MINIMA, OFFICIAL
+def _layout_json(layout: DatasetLayout) -> dict[str, Any]:
+    """Return a dataset for scripts."""
+    facts: dict[str, Any] = {
+        "name": layout.name,
+        "title": layout.title,
+        "get": layout.download,
+        "home": layout.homepage,
+        "forms": [asdict(tree) for tree in layout.trees],
+        "annotations": layout.annotations,
+        "note": layout.note,
+    }
+    official = layout.official
+    if official is not None:
+        least = {"train": official.smallest_train, "test": official.smallest_test}
+        sizes = {"train": official.train, "test": official.test, "classes": official.classes}
+        facts |= sizes | {"images_of_smallest_class": least}
+    return facts
 
-    train, test, classes = OFFICIAL[entry.name]
-    least = dict(zip(("train", "test"), MINIMA.get(entry.name, (None, None)), strict=True))
-    sizes = {"train": train, "test": test, "classes": classes, "images_of_smallest_class": least}
-    return asdict(entry) | sizes
 
-
-def described(entry: Dataset) -> Iterator[str]:
-    """One dataset for people."""
-    from finesight.data.layouts.official import OFFICIAL
-
-    train, test, classes = OFFICIAL[entry.name]
-    yield f"{entry.name}: {entry.title}"
-    yield f"  {train + test:,} images ({train:,} train + {test:,} test), {classes:,} classes, {entry.annotations}"
-    yield f"  get    {entry.get}"
-    yield f"  from   {entry.home}"
-    if entry.note:
-        yield f"  note   {entry.note}"
-    for form, heading in zip(entry.forms, ("tree", *["or"] * len(entry.forms)), strict=False):
-        first, *rest = form.tree()
-        yield f"  {heading:<5}  {first}"
+def _describe(layout: DatasetLayout) -> Iterator[str]:
+    """Yield the lines on a dataset for people."""
+    yield f"{layout.name}: {layout.title}"
+    counts = ""
+    if official := layout.official:
+        images = f"{official.train + official.test:,} images ({official.train:,} train + {official.test:,} test)"
+        counts = f"{images}, {official.classes:,} classes, "
+    yield f"  {counts}{layout.annotations}"
+    for heading, words in (("get", layout.download), ("from", layout.homepage), ("note", layout.note)):
+        if words:
+            yield f"  {heading:<5}  {words}"
+    for number, tree in enumerate(layout.trees):
+        first, *rest = tree.lines()
+        yield f"  {'or' if number else 'tree':<5}  {first}"
         yield from (f"         {line}" for line in rest)
-    yield f"  use    --data {entry.name}:PATH"
+    yield f"  use    --data {layout.name}:PATH"
 
 
-def lines(report: CheckReport) -> Iterator[str]:
-    """The report for people: counts first, a few examples, what to do."""
+def _report_lines(report: CheckReport) -> Iterator[str]:
+    """Yield the report for people: counts first, then a few examples and what to do."""
     yield f"{report.readable:,} of {report.images:,} images readable"
     yield from _files(report)
     yield from _classes(report)
@@ -211,7 +221,7 @@ def _duplicates(report: CheckReport) -> Iterator[str]:
         yield "  -> at most one label is right; correct the others or delete the images"
 
 
-def _groups(found: Sequence[Group]) -> Iterator[str]:
+def _groups(found: Sequence[DuplicateGroup]) -> Iterator[str]:
     shown = []
     for group in found[:EXAMPLES]:
         more = len(group.images) - EXAMPLES
@@ -226,6 +236,6 @@ def _some(examples: Sequence[str], total: int | None = None) -> Iterator[str]:
         yield f"  and {more:,} more"
 
 
-def _shown(line: str) -> str:
-    """File names may hold line breaks, and bytes that are no text."""
+def _printable(line: str) -> str:
+    """Return a line that can be printed: file names may hold line breaks, and bytes that are no text."""
     return line if line.isprintable() else repr(line)[1:-1]

@@ -13,10 +13,10 @@ def inspect(
     data: Annotated[str, typer.Argument(help=DATA_HELP)],
 ) -> None:
     """Say what FineSight sees in a folder or list: images, classes, splits."""
-    from finesight.data.layouts.official import missing_words
     from finesight.data.sources import open_source
+    from finesight.data.verification import describe_differences
 
     source = open_source(data)
     print(source.describe())
-    if words := missing_words(source):
+    if words := describe_differences(source):
         print(f"{words}\nThat is fine for a part of it; to demand all of it, write {source.kind}:{data}")

@@ -18,7 +18,7 @@ from finesight.data.decode import read_mask
 from finesight.data.geometry import Geometry
 from finesight.data.geometry import cache_side as cache_side
 from finesight.data.sources import ImageSource
-from finesight.data.store import Entries, add_images, image_key, read_entries
+from finesight.data.store import SHARD_IMAGES, Entries, add_images, image_key, read_entries
 from finesight.data.store import default_cache_dir as default_cache_dir  # there: it needs no torch
 from finesight.errors import FineSightError, SkipImage
 
@@ -95,8 +95,22 @@ def open_cache(
     cache_dir: Path | None = None,
     workers: int | None = None,
     progress: bool = True,
+    shard_images: int = SHARD_IMAGES,
 ) -> DecodedCache:
-    """Decode what is not in the cache yet, then open all of it. Any number of processes may do so at once."""
+    """Decode what is not in the cache yet, then open all of it. Any number of processes may do so at once.
+
+    Parameters
+    ----------
+    side
+        Pixels of the short side of a decoded image (see ``cache_side``).
+    shard_images
+        How many images are written at a time: a build that is killed loses at most so many.
+
+    Raises
+    ------
+    FineSightError
+        If no image can be read, or the cache cannot be written.
+    """
     folder = Path(cache_dir or default_cache_dir()).absolute() / f"v1-side{side}"
     keys, problems = _keys(source, side)
     entries = read_entries(folder)
@@ -104,7 +118,7 @@ def open_cache(
     missing = np.flatnonzero(present & (entries.find(keys) < 0)).tolist()
     if missing:
         jobs = [(k, str(source.file(i)), source.trim) for k, i in zip(keys[missing].tolist(), missing, strict=True)]
-        unreachable = add_images(folder, jobs, side, workers or _cores(), progress)
+        unreachable = add_images(folder, jobs, side, workers, progress, shard_images)
         entries = read_entries(folder)
         tried = zip(missing, jobs, strict=True)
         problems |= {i: unreachable[key] for i, (key, *_) in tried if key in unreachable}
@@ -166,7 +180,3 @@ def _none_readable(source: ImageSource, skipped: list[tuple[str, str]]) -> str:
         f"none of the {len(source):,} images of {source.root} can be read ({found}), the first being "
         f"{skipped[0][0]}; repair them or give --data another folder"
     )
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1

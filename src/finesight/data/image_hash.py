@@ -1,4 +1,4 @@
-"""Which images of a folder are the same picture: byte for byte, or to the eye."""
+"""Find images that are the same picture, byte for byte or to the eye."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _ONES = np.array([bin(value).count("1") for value in range(1 << 16)], np.uint8)
 
 
 def _lowest_waves() -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.int64]]:
-    """The cosines of the DCT-II, (waves, pixels), and the 64 slowest pairs of them after the constant one."""
+    """Return the cosines of the DCT-II, (waves, pixels), and the 64 lowest pairs of them after the constant one."""
     waves = 12
     basis = np.cos(np.pi / _SIDE * np.outer(np.arange(waves), np.arange(_SIDE) + 0.5))
     basis[0] /= np.sqrt(2)
@@ -31,16 +31,16 @@ _BASIS, _DOWN, _ACROSS = _lowest_waves()
 
 
 def content_hash(file: Path) -> bytes:
-    """Of the bytes of a file, read piece by piece."""
+    """Return a hash of the bytes of a file, which is read piece by piece."""
     with open(file, "rb") as stream:
         return hashlib.file_digest(stream, lambda: hashlib.blake2b(digest_size=16)).digest()
 
 
 def perceptual_hash(image: Image.Image) -> int | None:
-    """64 bits: which slow waves of the gray picture are stronger than their median.
+    """Return 64 bits: which low frequencies of the gray picture are stronger than their median.
 
-    Size, compression, brightness and contrast hardly touch the order of the waves. A picture of one color has
-    none, so it has no hash: all blank pictures would be alike.
+    Size, compression, brightness and contrast hardly change them. A picture of one color has no hash (``None``):
+    all such pictures would be alike.
     """
     gray = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR), np.float64)
     if gray.std() < _BLANK:
@@ -49,27 +49,30 @@ def perceptual_hash(image: Image.Image) -> int | None:
     return int.from_bytes(np.packbits(waves > np.median(waves)).tobytes(), "big")
 
 
-def groups(contents: Sequence[bytes | None], hashes: Sequence[int | None], distance: int = NEAR) -> NDArray[np.int64]:
-    """For each image the first image of its group: itself when it is like no earlier one.
+def group_duplicates(
+    contents: Sequence[bytes | None], hashes: Sequence[int | None], distance: int = NEAR
+) -> NDArray[np.int64]:
+    """Return for each image the first image of its group: itself if it is like no earlier one.
 
-    Equal contents are one group, so are hashes at most ``distance`` bits apart, and whatever such steps connect.
+    Images are in one group if their contents are equal, if their hashes are at most ``distance`` bits apart, or if a
+    chain of such pairs connects them.
     """
     group = np.arange(len(contents))
-    join(group, *_to_first(contents))
-    join(group, *_to_first(hashes))
+    merge_groups(group, *_to_first(contents))
+    merge_groups(group, *_to_first(hashes))
     known = np.array([i for i, value in enumerate(hashes) if value is not None], np.int64)
     values = np.array([value for value in hashes if value is not None], np.uint64)
     distinct, first = np.unique(values, return_index=True)  # a hash that many share is compared once
     images = known[first]
     for a, b in near_pairs(distinct, distance):
-        join(group, images[a], images[b])
+        merge_groups(group, images[a], images[b])
     return group
 
 
 def near_pairs(
     hashes: NDArray[np.uint64], distance: int = NEAR
 ) -> Iterator[tuple[NDArray[np.int64], NDArray[np.int64]]]:
-    """All pairs at most ``distance`` bits apart, in portions, some more than once; without comparing all.
+    """Yield all pairs at most ``distance`` bits apart, in portions, some more than once; not all are compared.
 
     Cut into ``distance + 1`` bands, two such hashes have at least one band in common (pigeonhole): only hashes
     with an equal band are compared. Sorted by a band they lie together, so step k compares each with its kth
@@ -86,28 +89,28 @@ def near_pairs(
             step += 1
             left = left[left + step < len(hashes)]
             left = left[band[left] == band[left + step]]
-            near = left[bits(values[left] ^ values[left + step]) <= distance]
+            near = left[count_bits(values[left] ^ values[left + step]) <= distance]
             if len(near):
                 yield order[near], order[near + step]
 
 
-def bits(values: NDArray[np.uint64]) -> NDArray[np.int64]:
-    """How many bits of each are set (``np.bitwise_count`` came with NumPy 2)."""
+def count_bits(values: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return how many bits of each value are set (``np.bitwise_count`` needs NumPy 2)."""
     quarters = np.ascontiguousarray(values).view(np.uint16).reshape(-1, 4)  # (N,) -> (N, 4)
     counts: NDArray[np.int64] = _ONES[quarters].sum(axis=1, dtype=np.int64)
     return counts
 
 
 def _to_first(values: Sequence[bytes | None] | Sequence[int | None]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Each image that has a value, and the first that has the same."""
+    """Return each image that has a value, and the first image with the same value."""
     first: dict[bytes | int, int] = {}
     pairs = [(i, first.setdefault(value, i)) for i, value in enumerate(values) if value is not None]
     table = np.array(pairs, np.int64).reshape(-1, 2)
     return table[:, 0], table[:, 1]
 
 
-def join(group: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]) -> None:
-    """Make one group of those of a[i] and b[i], for each i; a group's number stays its smallest member."""
+def merge_groups(group: NDArray[np.int64], a: NDArray[np.int64], b: NDArray[np.int64]) -> None:
+    """Merge the groups of a[i] and b[i], for each i, in place; the number of a group is its smallest member."""
     while True:
         low, high = np.minimum(group[a], group[b]), np.maximum(group[a], group[b])
         if (low == high).all():

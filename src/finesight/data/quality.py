@@ -1,51 +1,50 @@
-"""What is wrong with a folder of images, before a training or a score is spent on it."""
+"""Find what is wrong with a folder of images: unreadable and tiny ones, duplicates, images in both splits."""
 
 from __future__ import annotations
 
 import csv
 import json
-import os
 import stat
 import warnings
-from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections import Counter
 from contextlib import AbstractContextManager
 from dataclasses import asdict, dataclass
-from itertools import islice
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 
 from finesight.data.cache import cache_side, write_skipped
 from finesight.data.decode import UnreachableFile, explain_os_errors, os_reason, read_image_and_size
-from finesight.data.image_hash import content_hash, groups, perceptual_hash
+from finesight.data.image_hash import content_hash, group_duplicates, perceptual_hash
 from finesight.data.sources import ImageSource
 from finesight.errors import SkipImage
+from finesight.io.parallel import bounded_map
 from finesight.io.progress import track
 
 TINY = 64  # pixels of the short side
 DECODED = 64  # enough for a 32 px hash: a JPEG is decoded at up to 1/8
-T = TypeVar("T")
-R = TypeVar("R")
 
 
 @dataclass(frozen=True)
-class Unreadable:
+class SkippedFile:
+    """A file that is not used, and why."""
+
     path: str
     reason: str
 
 
 @dataclass(frozen=True)
-class Sized:
+class ImageSize:
+    """An image with its size in pixels."""
+
     path: str
     width: int
     height: int
 
 
 @dataclass(frozen=True)
-class Twin:
+class DuplicateImage:
     """One image of a group of duplicates; ``exact`` when another of the group has the same bytes."""
 
     path: str
@@ -55,26 +54,26 @@ class Twin:
 
 
 @dataclass(frozen=True)
-class Group:
-    """Images that are one picture. Likeness is handed on: the first and the last may differ more than neighbors."""
+class DuplicateGroup:
+    """Images that show the same picture. A chain counts: the first and the last may differ more than neighbors do."""
 
     kind: str  # "exact" when all have the same bytes, else "near"
-    images: tuple[Twin, ...]
+    images: tuple[DuplicateImage, ...]
 
     @property
     def leaks(self) -> bool:
-        """Whether it lies on both sides of the split."""
+        """Whether its images are in both splits."""
         return len({image.split for image in self.images}) > 1
 
     @property
     def conflicts(self) -> bool:
-        """Whether it has more than one label."""
+        """Whether its images have different labels."""
         return len({image.label for image in self.images} - {None}) > 1
 
 
 @dataclass(frozen=True)
 class ClassSizes:
-    """Readable images per class."""
+    """How many readable images the classes have."""
 
     count: int
     smallest: tuple[str, int]
@@ -85,6 +84,8 @@ class ClassSizes:
 
 @dataclass(frozen=True)
 class CheckReport:
+    """What ``check_source`` found."""
+
     root: str
     kind: str
     images: int
@@ -92,34 +93,35 @@ class CheckReport:
     splits: dict[str, int] | None  # as listed
     unlabeled: int | None  # as listed; None for a source without classes
     classes: ClassSizes | None
-    unreadable: tuple[Unreadable, ...]
-    left_out: tuple[Unreadable, ...]  # seen while listing: not images, broken links
-    tiny: tuple[Sized, ...]  # short side below TINY
+    unreadable: tuple[SkippedFile, ...]
+    left_out: tuple[SkippedFile, ...]  # seen while listing: not images, broken links
+    tiny: tuple[ImageSize, ...]  # short side below TINY
     small_side: int  # the short side that training at the wanted resolution keeps
     small: int  # images below it, the tiny ones included
     blank: tuple[str, ...] | None  # of one color; None when near duplicates were not looked for
     near: bool  # whether near duplicates were looked for
-    duplicates: tuple[Group, ...]
+    duplicates: tuple[DuplicateGroup, ...]
 
     @property
-    def leaks(self) -> tuple[Group, ...]:
+    def leaks(self) -> tuple[DuplicateGroup, ...]:
         return tuple(group for group in self.duplicates if group.leaks)
 
     @property
     def leaked(self) -> int:
-        """Test images that are in the train split too."""
+        """The number of test images that are in the train split too."""
         return sum(image.split == "test" for group in self.leaks for image in group.images)
 
     @property
-    def conflicts(self) -> tuple[Group, ...]:
+    def conflicts(self) -> tuple[DuplicateGroup, ...]:
         return tuple(group for group in self.duplicates if group.conflicts)
 
     @property
     def clean(self) -> bool:
-        """What ``--strict`` asks for: every file readable, no test image in train."""
+        """Whether every file is readable and no test image is in train, as ``--strict`` demands."""
         return not self.unreadable and not self.leaks
 
     def to_json(self) -> dict[str, Any]:
+        """Return what ``--json`` prints."""
         facts = asdict(self)
         for shown, group in zip(facts["duplicates"], self.duplicates, strict=True):
             shown |= {"leaks": group.leaks, "conflicts": group.conflicts}
@@ -128,8 +130,8 @@ class CheckReport:
 
 
 @dataclass(frozen=True)
-class _Seen:
-    """All that is kept of one image."""
+class _ImageFacts:
+    """What is remembered of one image."""
 
     size: tuple[int, int] = (0, 0)
     content: bytes | None = None  # only where another file is as long
@@ -145,11 +147,11 @@ def check_source(
     workers: int | None = None,
     progress: bool = True,
 ) -> CheckReport:
-    """Read every image once, through the decoder that training uses, and report."""
-    seen = _read_all(source, near, workers or _cores(), progress)
-    readable = [i for i, image in enumerate(seen) if not image.reason]
+    """Read every image once, with the decoder that training uses, and return what is wrong."""
+    facts = _read_all(source, near, workers, progress)
+    readable = [i for i, image in enumerate(facts) if not image.reason]
     paths = source.paths.tolist()
-    short = {i: min(seen[i].size) for i in readable}
+    short = {i: min(facts[i].size) for i in readable}
     side = cache_side(resolution)
     labels = source.labels
     return CheckReport(
@@ -160,25 +162,25 @@ def check_source(
         splits=None if source.splits is None else dict(sorted(Counter(source.splits.tolist()).items())),
         unlabeled=None if labels is None else int((labels < 0).sum()),
         classes=_class_sizes(source.select(readable)),
-        unreadable=tuple(Unreadable(paths[i], image.reason) for i, image in enumerate(seen) if image.reason),
-        left_out=tuple(Unreadable(path, reason) for path, reason in source.skipped),
-        tiny=tuple(Sized(paths[i], *seen[i].size) for i in readable if short[i] < TINY),
+        unreadable=tuple(SkippedFile(paths[i], image.reason) for i, image in enumerate(facts) if image.reason),
+        left_out=tuple(SkippedFile(path, reason) for path, reason in source.skipped),
+        tiny=tuple(ImageSize(paths[i], *facts[i].size) for i in readable if short[i] < TINY),
         small_side=side,
         small=sum(short[i] < side for i in readable),
-        blank=tuple(paths[i] for i in readable if seen[i].hash is None) if near else None,
+        blank=tuple(paths[i] for i in readable if facts[i].hash is None) if near else None,
         near=near,
-        duplicates=_duplicates(source, seen),
+        duplicates=_duplicates(source, facts),
     )
 
 
 def make_folder(folder: Path) -> None:
-    """For ``write_report``."""
+    """Make the folder for ``write_report``, or raise an error that says why it cannot be made."""
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
 
 
 def write_report(report: CheckReport, folder: Path) -> None:
-    """``report.json``, ``duplicates.csv`` and ``skipped.csv``; names that are not UTF-8 keep their bytes."""
+    """Write ``report.json``, ``duplicates.csv`` and ``skipped.csv``. Names that are not UTF-8 keep their bytes."""
     make_folder(folder)
     with _explained(folder):
         (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n", "utf-8")
@@ -195,36 +197,26 @@ def _explained(folder: Path) -> AbstractContextManager[None]:
     return explain_os_errors(f"cannot write into {folder}", "give --out another folder")
 
 
-def _read_all(source: ImageSource, near: bool, workers: int, progress: bool) -> list[_Seen]:
+def _read_all(source: ImageSource, near: bool, workers: int | None, progress: bool) -> list[_ImageFacts]:
     files = [source.file(i) for i in range(len(source))]
     lengths = [_length(file) for file in files]
     shared = {length for length, n in Counter(lengths).items() if n > 1}
     jobs = [(file, source.trim, length in shared, near) for file, length in zip(files, lengths, strict=True)]
-    with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
+    with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the reasons
-        results = _in_order(pool, _look, jobs, 4 * workers)
+        results = (facts for _, facts in bounded_map(_read_facts, jobs, workers))
         return list(track(results, len(jobs), "Reading images", show=progress))
 
 
-def _in_order(pool: ThreadPoolExecutor, call: Callable[[T], R], jobs: Iterable[T], ahead: int) -> Iterator[R]:
-    """With a bounded number under way: a stop need not wait for the whole folder."""
-    waiting = iter(jobs)
-    running: deque[Future[R]] = deque(pool.submit(call, job) for job in islice(waiting, ahead))
-    while running:
-        done = running.popleft().result()
-        running.extend(pool.submit(call, job) for job in islice(waiting, 1))
-        yield done
-
-
 def _length(file: Path) -> int:
-    """In bytes; -1 for what cannot be reached, which is told when it is read."""
+    """Return the bytes of a file; -1 if it cannot be reached."""
     try:
         return file.stat().st_size
     except OSError:
         return -1
 
 
-def _look(job: tuple[Path, int, bool, bool]) -> _Seen:
+def _read_facts(job: tuple[Path, int, bool, bool]) -> _ImageFacts:
     file, trim, with_content, with_hash = job
     try:
         if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for ever
@@ -232,10 +224,10 @@ def _look(job: tuple[Path, int, bool, bool]) -> _Seen:
         image, size = read_image_and_size(file, DECODED, trim)
         content = content_hash(file) if with_content else None
     except SkipImage as skip:
-        return _Seen(reason=str(skip))
+        return _ImageFacts(reason=str(skip))
     except OSError as error:
-        return _Seen(reason=os_reason(error))
-    return _Seen(size, content, perceptual_hash(image) if with_hash else None)
+        return _ImageFacts(reason=os_reason(error))
+    return _ImageFacts(size, content, perceptual_hash(image) if with_hash else None)
 
 
 def _class_sizes(source: ImageSource) -> ClassSizes | None:
@@ -252,26 +244,24 @@ def _class_sizes(source: ImageSource) -> ClassSizes | None:
     )
 
 
-def _duplicates(source: ImageSource, seen: list[_Seen]) -> tuple[Group, ...]:
-    contents = [image.content for image in seen]
+def _duplicates(source: ImageSource, facts: list[_ImageFacts]) -> tuple[DuplicateGroup, ...]:
+    contents = [image.content for image in facts]
     members: dict[int, list[int]] = {}
-    for i, first in enumerate(groups(contents, [image.hash for image in seen]).tolist()):
+    for i, first in enumerate(group_duplicates(contents, [image.hash for image in facts]).tolist()):
         members.setdefault(first, []).append(i)
     copies = Counter(content for content in contents if content is not None)
     return tuple(_group(source, contents, copies, images) for images in members.values() if len(images) > 1)
 
 
-def _group(source: ImageSource, contents: list[bytes | None], copies: Counter[bytes], images: list[int]) -> Group:
+def _group(
+    source: ImageSource, contents: list[bytes | None], copies: Counter[bytes], images: list[int]
+) -> DuplicateGroup:
     twins = []
     for i in images:
         content = contents[i]
         kind = "exact" if content is not None and copies[content] > 1 else "near"
         split = None if source.splits is None else str(source.splits[i])
         label = None if source.labels is None or source.labels[i] < 0 else source.classes[source.labels[i]]
-        twins.append(Twin(str(source.paths[i]), kind, split, label))
+        twins.append(DuplicateImage(str(source.paths[i]), kind, split, label))
     alike = {contents[i] for i in images}
-    return Group("exact" if len(alike) == 1 and None not in alike else "near", tuple(twins))
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return DuplicateGroup("exact" if len(alike) == 1 and None not in alike else "near", tuple(twins))

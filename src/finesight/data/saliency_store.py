@@ -19,8 +19,9 @@ from PIL import Image
 
 from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, explain_os_errors, os_reason, read_mask, to_rgb
 from finesight.data.sources import SUFFIX_TEXT, ImageSource
-from finesight.data.store import locked
 from finesight.errors import FineSightError, SkipImage
+from finesight.io.console import console
+from finesight.io.lock import locked
 from finesight.io.progress import track
 
 BATCH = 256  # maps in a shard: what a killed process loses at most
@@ -43,7 +44,8 @@ def kept(
         missing, _ = _recall(folder, keys, maps)
         if len(missing):
             folder.mkdir(parents=True, exist_ok=True)
-            with locked(folder, "finding the salient objects", progress):
+            waiting = "Another process is finding the salient objects; waiting for it"
+            with locked(folder / "lock", on_wait=lambda: console.print(waiting) if progress else None):
                 missing, damaged = _recall(folder, keys, maps)
                 _remove([*damaged, *folder.glob(f"*{_SCRATCH}")])  # under the lock, scratch has no living owner
                 _add(folder, keys, maps, missing, compute, progress)

@@ -1,4 +1,4 @@
-"""``ImageSource``: which images there are, and whatever is known about them before any is opened."""
+"""``ImageSource``: the images of a dataset with what is known about them before any is opened."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.data.decode import IMAGE_SUFFIXES, os_reason
-from finesight.data.layouts.catalog import open_as, recognized, split_name
+from finesight.data.layouts.layout import LAYOUTS, open_dataset, recognize_layout
 from finesight.data.listing import Listing, beside, class_counts, list_folder, list_splits, split_folders
 from finesight.data.lists import read_list
+from finesight.data.named_path import split_named_path
 from finesight.errors import FineSightError
 from finesight.io.console import format_count
 
@@ -23,10 +24,10 @@ _PER_IMAGE = ("paths", "labels", "splits", "boxes", "parts", "masks")
 
 @dataclass(frozen=True, eq=False)
 class ImageSource:
-    """Images in a stable order. Labels are for evaluation only: nothing here is read by training."""
+    """Images in a stable order. Self-supervised training does not read the labels; evaluation does."""
 
     root: Path
-    kind: str  # "folder" | "class folders" | "splits" | "list" | "lookalikes" or a name of catalog.py
+    kind: str  # "folder" | "class folders" | "splits" | "list" or the name of a dataset layout
     paths: NDArray[np.str_]  # (N,) relative to root (POSIX) or absolute
     labels: NDArray[np.int64] | None = None  # (N,) index into classes, -1 where an image has none
     classes: tuple[str, ...] = ()
@@ -48,7 +49,7 @@ class ImageSource:
         return len(self.paths)
 
     def select(self, indices: Sequence[int] | NDArray[np.integer] | NDArray[np.bool_]) -> ImageSource:
-        """These images only, in this order (or where a boolean mask is true)."""
+        """Return these images only, in this order (or those where a boolean mask is true)."""
         chosen = np.asarray(indices)
         if chosen.dtype != np.bool_:
             chosen = chosen.astype(np.int64)
@@ -56,11 +57,11 @@ class ImageSource:
         return replace(self, **{name: v[chosen] for name, v in known.items() if v is not None})
 
     def split(self, name: str) -> ImageSource:
-        """The ``train`` or ``test`` images; all of them when the source knows no splits."""
+        """Return the ``train`` or ``test`` images; all of them if the source has no splits."""
         return self if self.splits is None else self.select(self.splits == name)
 
     def first_classes(self, count: int) -> ImageSource:
-        """The images of the first ``count`` classes."""
+        """Return the images of the first ``count`` classes, or raise an error if there are fewer."""
         if self.labels is None:
             raise FineSightError(f"{self.root} has no classes, so it cannot be limited to the first {count} of them.")
         if count > len(self.classes):
@@ -68,10 +69,11 @@ class ImageSource:
         return self.select((self.labels >= 0) & (self.labels < count))
 
     def file(self, i: int) -> Path:
+        """Return the path of an image."""
         return self.root / str(self.paths[i])
 
     def describe(self) -> str:
-        """What was found, for people."""
+        """Return kind, folder and counts in one line for people."""
         facts = [format_count(len(self), "image")]
         if self.classes:
             facts.append(format_count(len(self.classes), "class", "classes"))
@@ -89,29 +91,38 @@ class ImageSource:
 
 
 def open_source(data: str | Path) -> ImageSource:
-    """Recognize what lies there and list its images; see ``ImageSource.kind`` for what there is.
+    """Recognize what a folder or file holds and list its images.
 
-    ``cub:PATH`` and the like demand the whole of a named dataset: a tree that is not all of it is an error.
+    Parameters
+    ----------
+    data
+        A folder of images (in class folders or not, split into train and test or not), a list of image paths, or the
+        folder of a named dataset. ``cub:PATH`` and the like demand that the whole dataset is there.
+
+    Raises
+    ------
+    FineSightError
+        If there is nothing to read, or a named dataset is not complete.
     """
-    name, text = split_name(data)
-    place = Path(text).expanduser().absolute()
+    name, text = split_named_path(data)
+    path = Path(text).expanduser().absolute()
     try:
         if name is not None:
-            from finesight.data.layouts.official import open_whole
+            from finesight.data.verification import open_complete
 
-            return open_whole(name, place)
-        if place.is_dir():
-            return _open_folder(place)
-        if place.is_file():
-            return _open_file(place)
+            return open_complete(LAYOUTS[name], path)
+        if path.is_dir():
+            return _open_folder(path)
+        if path.is_file():
+            return _open_file(path)
     except OSError as error:
-        raise FineSightError(f"{place} cannot be read: {os_reason(error)}; check its permissions") from error
-    raise FineSightError(f"{place} does not exist; give --data a folder of images or a list of image paths")
+        raise FineSightError(f"{path} cannot be read: {os_reason(error)}; check its permissions") from error
+    raise FineSightError(f"{path} does not exist; give --data a folder of images or a list of image paths")
 
 
 def _open_folder(root: Path) -> ImageSource:
-    if name := recognized(root):
-        return open_as(name, root)
+    if layout := recognize_layout(root):
+        return open_dataset(layout, root)
     if folders := split_folders(root):
         return _open_splits(root, folders)
     listing = list_folder(root)

@@ -1,13 +1,12 @@
-"""Decoded pixels on disk: shards that appear whole or not at all, found by a key, shared by all processes.
+"""Decoded pixels on disk, in shards that all processes share and that are complete or not there.
 
 A shard is a folder with ``pixels.bin`` (raw RGB, image after image) and ``index.npz``. It is written under a
-temporary name and renamed when complete, so whatever kills the writer, readers see only finished shards. One
-lock per store lets a single process write; the others wait and then find what they wanted.
+scratch name and renamed when it is complete, so readers never see a part of one. A lock lets one process write;
+the others wait and then find what they wanted.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import os
 import shutil
@@ -15,36 +14,44 @@ import stat
 import uuid
 import warnings
 import zipfile
-from collections import deque
-from collections.abc import Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeRemainingColumn
 
 from finesight.data.decode import UnreachableFile, explain_os_errors, os_reason
 from finesight.data.geometry import read_resized
 from finesight.errors import FineSightError, SkipImage
+from finesight.io.atomic import atomic_path
+from finesight.io.console import console
+from finesight.io.lock import locked
+from finesight.io.parallel import bounded_map
+from finesight.io.progress import progress_bar
 
 SHARD_IMAGES = 4096  # a killed build loses at most this many; each open shard costs one file handle
-_TEMPORARY = "tmp-"
 _ELSEWHERE = "choose another folder with --cache-dir"
 _BYTES_MARGIN = 1.5  # pictures are longer than wide: side * side * 3 is the least they need
 
 Job = tuple[bytes, str, int]  # key, file, rows to cut off its bottom
 Row = tuple[bytes, int, tuple[int, ...], tuple[int, int], str]  # key, offset, size, original, reason
-Decoded = tuple[NDArray[np.uint8] | None, tuple[int, int], str, bool]  # pixels, (width, height), reason, remember
+
+
+@dataclass(frozen=True)
+class _Decoded:
+    """The result of one job: pixels, or the reason why there are none."""
+
+    pixels: NDArray[np.uint8] | None = None
+    original: tuple[int, int] = (0, 0)  # width, height
+    reason: str = ""
+    unreachable: bool = False  # the file may be readable next time: the reason must not be kept
 
 
 def default_cache_dir() -> Path:
-    """``$FINESIGHT_CACHE``, else the user's cache folder."""
+    """Return ``$FINESIGHT_CACHE``, else a folder in the user's cache folder."""
     if own := os.environ.get("FINESIGHT_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "finesight"
@@ -52,7 +59,7 @@ def default_cache_dir() -> Path:
 
 @dataclass(frozen=True)
 class Entries:
-    """Every image the finished shards of a store know, one row each, sorted by key."""
+    """The index of all finished shards: one row for each image, sorted by key."""
 
     shards: list[Path]
     keys: NDArray[np.bytes_]
@@ -63,7 +70,7 @@ class Entries:
     reasons: NDArray[np.str_]  # why an image was skipped; empty for a good one
 
     def find(self, keys: NDArray[np.bytes_]) -> NDArray[np.int64]:
-        """The row of each key, -1 where it is not known."""
+        """Return the row of each key, -1 where it is not known."""
         if not len(self.keys):
             return np.full(len(keys), -1, np.int64)
         rows = np.minimum(np.searchsorted(self.keys, keys), len(self.keys) - 1)
@@ -71,7 +78,13 @@ class Entries:
 
 
 def image_key(file: str, side: int, trim: int = 0) -> bytes:
-    """Changes with the path, size, time of the last change, wanted side and trim; the content is never read."""
+    """Return a hash of path, size, time of the last change, wanted side and trim. The content is not read.
+
+    Raises
+    ------
+    UnreachableFile
+        If there is no such file.
+    """
     try:
         status = os.stat(file)
     except OSError as error:
@@ -85,9 +98,9 @@ def image_key(file: str, side: int, trim: int = 0) -> bytes:
 
 
 def read_entries(folder: Path) -> Entries:
-    """Damaged shards count as absent: their images are decoded again."""
+    """Read the index of every finished shard. Damaged shards are left out: their images are decoded again."""
     with _explained(folder):
-        found = [(shard, index) for shard in _finished(folder) if (index := _read_index(shard)) is not None]
+        found = [(shard, index) for shard in _shards(folder) if (index := _read_index(shard)) is not None]
     shards, indices = [shard for shard, _ in found], [index for _, index in found]
     none = _index([])
     joined = {name: np.concatenate([index[name] for index in (none, *indices)]) for name in none}
@@ -97,16 +110,38 @@ def read_entries(folder: Path) -> Entries:
     return Entries(shards=shards, shard=shard_of[order].astype(np.int64), **rest)
 
 
-def add_images(folder: Path, jobs: Sequence[Job], side: int, workers: int, progress: bool) -> dict[bytes, str]:
-    """Decode what is still missing into new shards; returns why some files could not be reached, by key."""
+def add_images(
+    folder: Path,
+    jobs: Sequence[Job],
+    side: int,
+    workers: int | None = None,
+    progress: bool = True,
+    shard_images: int = SHARD_IMAGES,
+) -> dict[bytes, str]:
+    """Decode what is still missing into new shards, and return by key why some files could not be reached."""
+    waiting = "Another process is decoding images into the cache; waiting for it"
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, "decoding images into the cache", progress):
-            _clean(folder)
+        with locked(folder / "lock", on_wait=lambda: console.print(waiting) if progress else None):
+            remove_scratch(folder)
+            for shard in _shards(folder):
+                if _read_index(shard) is None:
+                    shutil.rmtree(shard, ignore_errors=True)
             known = read_entries(folder).find(np.array([key for key, *_ in jobs], "S16"))
             missing = list({job[0]: job for job, row in zip(jobs, known, strict=True) if row < 0}.values())
             _require_space(folder, len(missing), side)
-            return _build(folder, missing, side, workers, progress)
+            return _build(folder, missing, side, workers, progress, shard_images)
+
+
+def remove_scratch(folder: Path) -> None:
+    """Remove the scratch folders of writers that were killed. To be called under the lock of all writers."""
+    for path in folder.iterdir():
+        if path.is_dir() and _is_scratch(path):
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def _is_scratch(path: Path) -> bool:
+    return path.name.startswith((".", "tmp-"))  # tmp- in caches of earlier versions
 
 
 def _explained(folder: Path) -> AbstractContextManager[None]:
@@ -126,59 +161,53 @@ def _bytes(count: float) -> str:
     return f"{count / 1e9:,.1f} GB" if count >= 1e9 else f"{count / 1e6:,.1f} MB"
 
 
-def _build(folder: Path, jobs: list[Job], side: int, workers: int, progress: bool) -> dict[bytes, str]:
+def _build(
+    folder: Path, jobs: list[Job], side: int, workers: int | None, progress: bool, shard_images: int
+) -> dict[bytes, str]:
     unreachable: dict[bytes, str] = {}
-    columns = ("Decoding images", BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    bar = Progress(*columns, console=Console(stderr=True), disable=not progress or not jobs)
-    with warnings.catch_warnings(), bar, ThreadPoolExecutor(workers) as pool:
+    with warnings.catch_warnings(), progress_bar(progress and bool(jobs)) as bar:
         warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the skip reasons
-        task = bar.add_task("", total=len(jobs))
-        for start in range(0, len(jobs), SHARD_IMAGES):
-            batch = jobs[start : start + SHARD_IMAGES]
-            with _new_shard(folder) as shard:
-                for key, reason in _write_shard(shard, batch, _decoded(pool, batch, side, 4 * workers)):
-                    if reason:
-                        unreachable[key] = reason
-                    bar.advance(task)
+        task = bar.add_task("Decoding images", total=len(jobs))
+        for start in range(0, len(jobs), shard_images):
+            rows: list[Row] = []
+            shard = folder / uuid.uuid4().hex
+            with atomic_path(shard) as scratch:
+                scratch.mkdir()
+                with open(scratch / "pixels.bin", "wb") as file:
+                    decoded = bounded_map(lambda job: _decode(job, side), jobs[start : start + shard_images], workers)
+                    for (key, *_), result in decoded:
+                        if result.unreachable:
+                            unreachable[key] = result.reason
+                        else:
+                            rows.append(_append(file, key, result))
+                        bar.advance(task)
+                    _write_index(scratch, rows, _sync(file))
+            if not rows:  # there is nothing to keep
+                shutil.rmtree(shard, ignore_errors=True)
     return unreachable
 
 
-def _decoded(pool: ThreadPoolExecutor, jobs: list[Job], side: int, ahead: int) -> Iterator[Decoded]:
-    """Results in order, with a bounded number under way: memory must not grow with the folder."""
-    waiting = iter(jobs)
-    running: deque[Future[Decoded]] = deque(pool.submit(_decode, job, side) for job in islice(waiting, ahead))
-    while running:
-        done = running.popleft().result()
-        running.extend(pool.submit(_decode, job, side) for job in islice(waiting, 1))
-        yield done
-
-
-def _decode(job: Job, side: int) -> Decoded:
+def _decode(job: Job, side: int) -> _Decoded:
     _, file, trim = job
     try:
         pixels, geometry = read_resized(file, side, trim)
     except SkipImage as skip:
-        return None, (0, 0), str(skip), not isinstance(skip, UnreachableFile)
-    return pixels, geometry.original, "", True
+        return _Decoded(reason=str(skip), unreachable=isinstance(skip, UnreachableFile))
+    return _Decoded(pixels, geometry.original)
 
 
-def _write_shard(shard: Path, jobs: list[Job], results: Iterator[Decoded]) -> Iterator[tuple[bytes, str]]:
-    """Write one shard; yields each key with the reason if its file could not be reached."""
-    rows: list[Row] = []
-    with open(shard / "pixels.bin", "wb") as file:
-        for (key, *_), (pixels, original, reason, remember) in zip(jobs, results, strict=True):
-            if remember:
-                size = (0, 0) if pixels is None else pixels.shape[:2]
-                rows.append((key, file.tell(), size, original, reason))
-            if pixels is not None:
-                file.write(np.ascontiguousarray(pixels).data)
-            yield key, "" if remember else reason
-        total = file.tell()
+def _append(file: IO[bytes], key: bytes, image: _Decoded) -> Row:
+    """Write the pixels of an image and return its row of the index."""
+    start, size = file.tell(), (0, 0) if image.pixels is None else image.pixels.shape[:2]
+    if image.pixels is not None:
+        file.write(np.ascontiguousarray(image.pixels).data)
+    return key, start, size, image.original, image.reason
+
+
+def _write_index(shard: Path, rows: list[Row], total: int) -> None:
+    with open(shard / "index.npz", "wb") as file:
+        np.savez(file, total=np.int64(total), **_index(rows))
         _sync(file)
-    if rows:
-        with open(shard / "index.npz", "wb") as file:
-            np.savez(file, total=np.int64(total), **_index(rows))
-            _sync(file)
 
 
 def _index(rows: list[Row]) -> dict[str, Any]:
@@ -192,30 +221,17 @@ def _index(rows: list[Row]) -> dict[str, Any]:
     }
 
 
-def _sync(file: IO[bytes]) -> None:
-    """Before the rename: after a power cut a finished name must not stand for unwritten data."""
+def _sync(file: IO[bytes]) -> int:
+    """Bring a file to the disk before its folder gets its name, and return its length."""
     file.flush()
     os.fsync(file.fileno())
+    return file.tell()
 
 
-@contextmanager
-def _new_shard(folder: Path) -> Iterator[Path]:
-    """A folder to fill; it becomes a shard at the end, unless nothing was worth remembering (no index)."""
-    name = uuid.uuid4().hex
-    temporary = folder / f"{_TEMPORARY}{name}"
-    temporary.mkdir()
-    try:
-        yield temporary
-        if (temporary / "index.npz").exists():
-            os.rename(temporary, folder / name)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _finished(folder: Path) -> list[Path]:
+def _shards(folder: Path) -> list[Path]:
     if not folder.is_dir():
         return []
-    return sorted(p for p in folder.iterdir() if p.is_dir() and not p.name.startswith(_TEMPORARY))
+    return sorted(path for path in folder.iterdir() if path.is_dir() and not _is_scratch(path))
 
 
 def _read_index(shard: Path) -> dict[str, Any] | None:
@@ -226,23 +242,3 @@ def _read_index(shard: Path) -> dict[str, Any] | None:
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
     return index if whole else None
-
-
-def _clean(folder: Path) -> None:
-    """Under the lock: a temporary folder has no living owner then, and a damaged shard is of no use."""
-    for path in folder.iterdir():
-        if path.is_dir() and (path.name.startswith(_TEMPORARY) or _read_index(path) is None):
-            shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def locked(folder: Path, doing: str, progress: bool) -> Iterator[None]:
-    """One process at a time is ``doing`` it. The kernel lets go of the lock when its owner dies, however it dies."""
-    with open(folder / "lock", "ab") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            if progress:
-                Console(stderr=True).print(f"Another process is {doing}; waiting for it")
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

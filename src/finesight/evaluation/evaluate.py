@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.data.cache import DecodedCache, cache_side, open_cache
-from finesight.data.layouts.official import OFFICIAL
+from finesight.data.layouts.layout import official_counts
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.evaluation.bootstrap import score_intervals
@@ -295,7 +295,7 @@ def split_indices(source: ImageSource) -> tuple[NDArray[np.int64], NDArray[np.in
         train, test = (np.flatnonzero(source.splits == name) for name in ("train", "test"))
         if not len(test):
             raise FineSightError(f"{source.root} has no readable test image to score on.")
-        return train, test, "official" if source.kind in OFFICIAL else "given"
+        return train, test, "official" if official_counts(source.kind) else "given"
     rng = np.random.default_rng(SPLIT_SEED)
     chosen = np.zeros(len(source), dtype=bool)
     for label in np.unique(source.labels[source.labels >= 0]):

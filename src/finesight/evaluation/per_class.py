@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from finesight.data.layouts.layout import LAYOUTS
 from finesight.data.sources import ImageSource
 from finesight.evaluation.bootstrap import Classifiers
 from finesight.evaluation.metrics import ClassifierMetric, Metric, Values, metrics_of, retrieval_metrics
@@ -20,16 +21,9 @@ Row = dict[str, Any]
 
 
 def super_categories(source: ImageSource) -> tuple[str, ...] | None:
-    """Of every class, in the order of ``source.classes``; None where the dataset has none."""
-    if source.kind == "inat2019":
-        from finesight.data.layouts import inat
-
-        return inat.super_categories(source)
-    if source.kind == "cifar100":
-        from finesight.data.layouts.cifar import coarse_labels
-
-        return coarse_labels(source)
-    return None
+    """Return the super-category of each of ``source.classes``; None where the dataset has none."""
+    layout = LAYOUTS.get(source.kind)
+    return None if layout is None else layout.super_categories(source)
 
 
 def query_labels(labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
 
-from finesight.data.layouts.official import OFFICIAL, missing_words
+from finesight.data.layouts.layout import official_counts
 from finesight.data.sources import ImageSource
+from finesight.data.verification import describe_differences
 from finesight.evaluation.knn import NEIGHBORS
 from finesight.evaluation.linear import ProbeResult
 from finesight.paper.released import EPOCHS, milestones
@@ -44,7 +45,7 @@ def provenance(protocol: Protocol, source: ImageSource, probes: Mapping[str, Pro
     facts: dict[str, Any] = {
         "protocol": protocol.name,
         "dataset": source.kind,
-        "incomplete": missing_words(source),
+        "incomplete": describe_differences(source),
         "seed": protocol.seed,
         "test_looks": 1,
     }
@@ -65,7 +66,7 @@ def setting_words(scores: Mapping[str, Any]) -> str:
     setting = scores["setting"]
     if "protocol" not in setting:  # written before there were two
         return ""
-    complete = "complete" if setting["dataset"] in OFFICIAL else "not a published dataset"
+    complete = "complete" if official_counts(setting["dataset"]) else "not a published dataset"
     words = [
         f"Protocol {setting['protocol']}, {setting['dataset']} ({setting['incomplete'] or complete}), "
         f"{SPLITS[setting['split']]}, {setting['train_images']:,} train and {setting['test_images']:,} test images, "

@@ -12,7 +12,7 @@ import typer
 
 from finesight.cli.options import CacheDir, Quiet, Workers
 from finesight.cli.settings import assignments
-from finesight.data.layouts.catalog import last_part
+from finesight.data.named_path import short_named_path
 from finesight.errors import FineSightError
 from finesight.paper.ablations import ABLATIONS, PAPER_SETTING, paper_column
 from finesight.paper.tables_command import add_tables, run_missing, split_names, split_numbers
@@ -180,7 +180,7 @@ def _ablation(name: str) -> Callable[..., None]:
         typed = [word for option, value in words.items() if value is not None for word in (option, str(value))]
         typed += [word for number in study.seeds for word in ("--seed", str(number))]
         typed += [word for setting in settings or [] for word in ("--set", setting)]
-        places = ["--data", last_part(data), "--out", out.absolute().name]  # others have other folders
+        places = ["--data", short_named_path(data), "--out", out.absolute().name]  # others have other folders
         records = ablation_run.run(study)
         results = ablation_run.write(study, records, shlex.join(["finesight", "bench", name, *places, *typed]))
         _print_ablation(results, out, as_json=as_json)

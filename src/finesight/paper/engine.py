@@ -25,7 +25,7 @@ from finesight.paper.networks import changed, finished, health, settings, spent,
 from finesight.paper.profiles import Profile
 from finesight.paper.results import ResultFiles
 from finesight.paper.systems import NETWORKS, SYSTEMS, System, chosen, is_frozen
-from finesight.paper.table_datasets import CUB, Dataset, opened
+from finesight.paper.table_datasets import CUB, PaperDataset, opened
 from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.run_folder import RunFolder
 from finesight.training.train import hold_out
@@ -44,7 +44,7 @@ class Bench:
     runs: Path
     results: ResultFiles
     runtime: RuntimeConfig
-    dataset: Dataset = CUB
+    dataset: PaperDataset = CUB
     verb: str = "birds"  # the command that makes its rows
 
     def config(self, network: str, seed: int) -> TrainConfig:

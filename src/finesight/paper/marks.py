@@ -8,7 +8,7 @@ from typing import Any
 
 from finesight.errors import FineSightError
 from finesight.paper.systems import ALL_SYSTEMS, is_frozen
-from finesight.paper.table_datasets import Dataset
+from finesight.paper.table_datasets import PaperDataset
 
 PAPER = {  # a training of the paper's; its Table 2 has batch 32 too
     "resolution": (224,),
@@ -100,7 +100,7 @@ class Setting:
         return f"{made}. Not the paper's {', '.join(self.differs)}: not to be compared with its numbers."
 
 
-def setting_of(dataset: Dataset, system: str, results: Sequence[Mapping[str, Any]]) -> Setting:
+def setting_of(dataset: PaperDataset, system: str, results: Sequence[Mapping[str, Any]]) -> Setting:
     """Of a row's seeds, which must have been made alike: else their mean is of nothing."""
     settings = [_setting(dataset, system, result) for result in results]
     if odd := [setting for setting in settings if setting.key != settings[0].key]:
@@ -114,7 +114,7 @@ def setting_of(dataset: Dataset, system: str, results: Sequence[Mapping[str, Any
     return found
 
 
-def _setting(dataset: Dataset, system: str, result: Mapping[str, Any]) -> Setting:
+def _setting(dataset: PaperDataset, system: str, result: Mapping[str, Any]) -> Setting:
     trained = not is_frozen(ALL_SYSTEMS[system].network)
     known = result["profile"]
     names = tuple(PAPER) if trained else ("test_resolution",)

@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from finesight.data.layouts.catalog import split_name
+from finesight.data.named_path import split_named_path
 from finesight.errors import FineSightError, Interrupted
 from finesight.features.encoder import Encoder
 from finesight.io.atomic import write_atomic
@@ -35,7 +35,7 @@ HEALTH = ("embedding_spread", "effective_rank")
 def settings(config: TrainConfig) -> dict[str, Any]:
     """All that a training depends on but its seed; files by their last part."""
     values = {key: value for key, value in flat(config).items() if key != "seed"}
-    places = values | {"data": split_name(values["data"])[1]}  # cub:PATH is the same data as PATH
+    places = values | {"data": split_named_path(values["data"])[1]}  # cub:PATH is the same data as PATH
     return values | {key: Path(places[key]).name for key in ELSEWHERE}
 
 

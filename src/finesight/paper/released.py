@@ -30,7 +30,6 @@ from torch import Tensor, nn
 
 from finesight.data.cache import DecodedCache
 from finesight.data.decode import os_reason
-from finesight.data.store import locked
 from finesight.data.views import ViewConfig, ViewParams, apply_views, sample_params
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.fractions import Parts
@@ -40,6 +39,7 @@ from finesight.features.encoder import Encoder
 from finesight.features.row_space import Rows
 from finesight.features.wide import Features, row_lengths
 from finesight.io.console import console
+from finesight.io.lock import locked
 from finesight.io.progress import track
 from finesight.nn.poolings import find_pooling
 from finesight.training.batches import step_generator
@@ -291,7 +291,8 @@ def _kept(state: Path | None, task: Task, progress: bool) -> Iterator[Path | Non
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FineSightError(f"The probe's state cannot be kept in {folder}: {os_reason(error)}.") from error
-    with locked(folder, "training this probe", progress):
+    waiting = "Another process is training this probe; waiting for it"
+    with locked(folder / "lock", on_wait=lambda: console.print(waiting) if progress else None):
         yield folder
 
 

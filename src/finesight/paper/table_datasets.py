@@ -6,40 +6,45 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from finesight.data.layouts.catalog import split_name
-from finesight.data.layouts.official import OFFICIAL
+from finesight.data.layouts.layout import LAYOUTS, official_counts
+from finesight.data.named_path import split_named_path
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 
 
 @dataclass(frozen=True)
-class Dataset:
+class PaperDataset:
     """A column of the paper's tables."""
 
     kind: str  # of its source
     column: str  # in the paper's tables
     name: str
-    folder: str  # its name, whatever it is called on this machine
     runs: str
 
     @property
+    def folder(self) -> str:
+        """The official name of its folder, whatever it is called on this machine."""
+        return LAYOUTS[self.kind].trees[0].folder
+
+    @property
     def classes(self) -> int:
-        """As published."""
-        return OFFICIAL[self.kind][2]
+        """How many classes the published dataset has."""
+        counts = official_counts(self.kind)
+        return 0 if counts is None else counts.classes
 
 
-CUB = Dataset("cub", "CUB", "CUB-200-2011", "CUB_200_2011", "birds")
+CUB = PaperDataset("cub", "CUB", "CUB-200-2011", "birds")
 DATASETS = {
     dataset.kind: dataset
     for dataset in (
         CUB,
-        Dataset("cars", "Cars", "Stanford Cars", "stanford_cars", "cars"),
-        Dataset("aircraft", "Aircraft", "FGVC Aircraft", "fgvc-aircraft-2013b", "aircraft"),
+        PaperDataset("cars", "Cars", "Stanford Cars", "cars"),
+        PaperDataset("aircraft", "Aircraft", "FGVC Aircraft", "aircraft"),
     )
 }
 
 
-def opened(dataset: Dataset, data: Path) -> ImageSource:
+def opened(dataset: PaperDataset, data: Path) -> ImageSource:
     """Its images, or an error that says what was found instead."""
     source = open_source(data)
     if source.kind != dataset.kind:
@@ -63,5 +68,5 @@ def recognized(data: Sequence[str]) -> dict[str, Path]:
 
 def _place(text: str, source: ImageSource) -> Path:
     """``cars:FOLDER`` without its kind, where the folder says as much: settings and commands have it shorter then."""
-    named, plain = split_name(text)
+    named, plain = split_named_path(text)
     return Path(plain if named is not None and open_source(plain).kind == source.kind else text)

@@ -13,7 +13,7 @@ from finesight.paper.marks import Setting, setting_of
 from finesight.paper.published import TABLE_1, TABLE_2, TABLE_3, paper_value
 from finesight.paper.results import Results
 from finesight.paper.systems import ALL_SYSTEMS, System
-from finesight.paper.table_datasets import DATASETS, Dataset
+from finesight.paper.table_datasets import DATASETS, PaperDataset
 
 EMPTY = "–"
 COLLAPSE = "collapse"
@@ -138,7 +138,7 @@ class Score:
 class Cell:
     """A row of a table on one dataset."""
 
-    dataset: Dataset
+    dataset: PaperDataset
     system: str
     row: str
     paper: dict[str, dict[str, float | str | None]]  # column -> which of the paper's -> number
@@ -171,7 +171,7 @@ def _chosen(results: Mapping[int, dict[str, Any]], seeds: Sequence[int] | None) 
     return [results[seed] for seed in sorted(results) if seeds is None or seed in seeds]
 
 
-def _cell(table: PaperTable, dataset: Dataset, system: str, results: Sequence[dict[str, Any]]) -> Cell:
+def _cell(table: PaperTable, dataset: PaperDataset, system: str, results: Sequence[dict[str, Any]]) -> Cell:
     paper = {
         column.key: {
             name: paper_value(table.label, table.rows[system], tuple(key.replace("{}", dataset.column) for key in path))

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.data.decode import read_image
-from finesight.data.image_hash import content_hash, groups, join, perceptual_hash
+from finesight.data.image_hash import content_hash, group_duplicates, merge_groups, perceptual_hash
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.types import Floats
 from finesight.search.base import Ids, Index, Item
@@ -45,7 +45,7 @@ def find_duplicates(
     known = index.list_items()
     places = np.argsort(known.ids)
     contents = _contents(index.meta.root, known.paths[places].tolist(), known.bytes[places])
-    group = groups(contents, [None] * len(contents))
+    group = group_duplicates(contents, [None] * len(contents))
     near_groups(index, space, threshold, known.ids[places], group, tell or (lambda done, of: None))
     members = _members(group)
     found = [_group(index, space, known.ids[places][one], [contents[i] for i in one.tolist()]) for one in members]
@@ -77,7 +77,7 @@ def _join_near(group: NDArray[np.int64], mine: Floats, start: int, rows: Floats,
         left, right = np.nonzero(scores >= threshold)
         other = start + first + left != there[right]
         if other.any():
-            join(group, start + first + left[other], there[right[other]])
+            merge_groups(group, start + first + left[other], there[right[other]])
 
 
 def _contents(root: str, paths: list[str], sizes: Ids) -> list[bytes | None]:
@@ -117,7 +117,7 @@ def _kind(root: str, items: tuple[Item, ...], contents: list[bytes | None]) -> s
     if contents[0] is not None and len(set(contents)) == 1:
         return "bytes"
     hashes = [_hash(item_file(root, item.path)) for item in items]
-    return "picture" if not groups(contents, hashes).any() else "features"
+    return "picture" if not group_duplicates(contents, hashes).any() else "features"
 
 
 def _hash(file: Path | None) -> int | None:

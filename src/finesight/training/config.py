@@ -10,7 +10,7 @@ import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from finesight.data.focus import FocusConfig
-from finesight.data.layouts.catalog import located
+from finesight.data.named_path import absolute_named_path
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
 from finesight.io.console import console
@@ -126,7 +126,7 @@ class TrainConfig(_Model):
         saliency = {"folder": None if folder is None else str(Path(folder).expanduser().absolute())}
         return self.model_copy(
             update={
-                "data": located(self.data),
+                "data": absolute_named_path(self.data),
                 "backbone": backbone,
                 "saliency": self.saliency.model_copy(update=saliency),
             }

@@ -12,7 +12,6 @@ import os
 import re
 import shutil
 import struct
-import uuid
 import zlib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
@@ -26,9 +25,13 @@ from numpy.typing import NDArray
 from finesight.data.decode import explain_os_errors
 from finesight.data.image_hash import content_hash
 from finesight.data.layouts.cifar_pickle import MAX_BYTES, read_pickle
+from finesight.data.layouts.layout import DatasetLayout, DirectoryTree, OfficialCounts, damaged, register_layout
 from finesight.data.sources import ImageSource
-from finesight.data.store import locked
+from finesight.data.store import default_cache_dir, remove_scratch
 from finesight.errors import FineSightError
+from finesight.io.atomic import atomic_path
+from finesight.io.console import console
+from finesight.io.lock import locked
 from finesight.io.progress import track
 
 SIDE = 32
@@ -37,9 +40,7 @@ _PYTHON = ("train", "test", "meta")
 _BINARY = ("train.bin", "test.bin", "fine_label_names.txt", "coarse_label_names.txt")
 _SPLITS = ("train", "test")
 _FACTS = "cifar100.json"
-_TEMPORARY = "tmp-"
 _UNKNOWN = "unknown"
-_AGAIN = "copy the dataset again"
 
 
 @dataclass(frozen=True)
@@ -61,41 +62,65 @@ class _Facts:
     labels: dict[str, list[int]]  # by split
 
 
-def is_cifar(root: Path) -> bool:
-    """Two of a form's marks are enough: a partial copy shall be called one, not a plain folder."""
-    return any(_marks(*form) >= 2 for form in _forms(root))
-
-
-def open_cifar(root: Path, *, progress: bool = True) -> ImageSource:
-    """Images in the order of the files, train then test, with the fine labels; ``root`` is the unpacked folder."""
-    place, names = max(_forms(root), key=lambda form: _marks(*form) / len(form[1]))
-    for name in names:
-        if not (place / name).is_file():
-            raise FineSightError(f"{place} is CIFAR-100 but {name} is missing; {_AGAIN}")
-    target = _target([place / name for name in names])
-    facts = _read_facts(target)
-    if facts is None:
-        facts, records = _read(place, names)
-        _unpack(target, facts, records, progress)
-    labels = [label for split in _SPLITS for label in facts.labels[split]]
-    return ImageSource(
-        target,
-        "cifar100",
-        np.array(list(chain.from_iterable(_paths(facts, split) for split in _SPLITS))),
-        np.array(labels, np.int64),
-        facts.classes,
-        np.repeat(_SPLITS, [len(facts.labels[split]) for split in _SPLITS]),
+@register_layout
+class Cifar100(DatasetLayout):
+    name = "cifar100"
+    title = "CIFAR-100"
+    download = "cifar-100-python.tar.gz or cifar-100-binary.tar.gz, unpacked"
+    homepage = "https://www.cs.toronto.edu/~kriz/cifar.html"
+    trees = (
+        DirectoryTree(
+            "cifar-100-python",
+            (("train", "50,000 images"), ("test", "10,000 images"), ("meta", "the names of the classes")),
+        ),
+        DirectoryTree(
+            "cifar-100-binary",
+            (
+                ("train.bin", "50,000 images"),
+                ("test.bin", "10,000 images"),
+                ("fine_label_names.txt", "the names of the classes"),
+                ("coarse_label_names.txt", "the names of the groups of classes"),
+            ),
+        ),
     )
+    note = "Classes are the 100 fine ones. The images are unpacked once, as PNG files in the cache folder."
+    official = OfficialCounts(50000, 10000, 100, smallest_train=500, smallest_test=100)
+    order = 50
 
+    def recognizes(self, root: Path) -> bool:
+        """Return True for two files of a form, so that a partial copy is not taken for a plain folder."""
+        return any(_count_files(*form) >= 2 for form in _forms(root))
 
-def coarse_labels(source: ImageSource) -> tuple[str, ...]:
-    """The coarse class (fish, flowers, ...) of every class, in the order of ``source.classes``."""
-    if source.kind != "cifar100":
-        raise FineSightError(f"{source.root} is not CIFAR-100: its classes have no coarse classes.")
-    facts = _read_facts(source.root)
-    if facts is None:
-        raise FineSightError(f"{source.root} is no longer whole; open CIFAR-100 again")
-    return facts.coarse
+    def open(self, root: Path) -> ImageSource:
+        """Return the images in the order of the files, train then test, with the fine labels.
+
+        They are unpacked into the user's cache if they are not there yet.
+        """
+        folder, names = max(_forms(root), key=lambda form: _count_files(*form) / len(form[1]))
+        for name in names:
+            if not (folder / name).is_file():
+                raise self.missing_error(folder, name)
+        target = _target([folder / name for name in names])
+        facts = _read_facts(target)
+        if facts is None:
+            facts, records = _read(folder, names)
+            _unpack(target, facts, records)
+        labels = [label for split in _SPLITS for label in facts.labels[split]]
+        return ImageSource(
+            target,
+            self.name,
+            np.array(list(chain.from_iterable(_paths(facts, split) for split in _SPLITS))),
+            np.array(labels, np.int64),
+            facts.classes,
+            np.repeat(_SPLITS, [len(facts.labels[split]) for split in _SPLITS]),
+        )
+
+    def super_categories(self, source: ImageSource) -> tuple[str, ...]:
+        """Return the coarse class (fish, flowers, ...) of each class."""
+        facts = _read_facts(source.root)
+        if facts is None:
+            raise FineSightError(f"{source.root} is no longer whole; open CIFAR-100 again")
+        return facts.coarse
 
 
 def _forms(root: Path) -> list[tuple[Path, tuple[str, ...]]]:
@@ -107,9 +132,9 @@ def _forms(root: Path) -> list[tuple[Path, tuple[str, ...]]]:
     ]
 
 
-def _marks(place: Path, names: tuple[str, ...]) -> int:
-    """How many of the files are there; as "train" and "test" may be anything, they must begin as pickles do."""
-    files = [place / name for name in names if (place / name).is_file()]
+def _count_files(folder: Path, names: tuple[str, ...]) -> int:
+    """Count the files that are there. Files called "train" and "test" may be anything: they must begin as pickles."""
+    files = [folder / name for name in names if (folder / name).is_file()]
     return len(files) if names is _BINARY else sum(_begins_as_pickle(file) for file in files)
 
 
@@ -121,24 +146,20 @@ def _begins_as_pickle(file: Path) -> bool:
 # --- reading ------------------------------------------------------------------------------------------
 
 
-def _read(place: Path, names: tuple[str, ...]) -> tuple[_Facts, list[_Records]]:
+def _read(folder: Path, names: tuple[str, ...]) -> tuple[_Facts, list[_Records]]:
     if names is _PYTHON:
-        meta = read_pickle(place / "meta")
-        tables = [_names(place / "meta", meta.get(f"{level}_label_names")) for level in ("fine", "coarse")]
-        records = [_from_pickle(place / split) for split in _SPLITS]
+        meta = read_pickle(folder / "meta")
+        tables = [_names(folder / "meta", meta.get(f"{level}_label_names")) for level in ("fine", "coarse")]
+        records = [_from_pickle(folder / split) for split in _SPLITS]
     else:
-        tables = [_names(place / name, _lines(place / name)) for name in _BINARY[2:]]
-        records = [_from_binary(place / f"{split}.bin") for split in _SPLITS]
+        tables = [_names(folder / name, _lines(folder / name)) for name in _BINARY[2:]]
+        records = [_from_binary(folder / f"{split}.bin") for split in _SPLITS]
     classes, coarse = tables
     for part in records:
         _require_range(part.file, "fine", part.fine, len(classes))
         _require_range(part.file, "coarse", part.coarse, len(coarse))
     labels = {split: part.fine.tolist() for split, part in zip(_SPLITS, records, strict=True)}
     return _Facts(classes, _coarse_of(classes, coarse, records), labels), records
-
-
-def _damaged(file: Path, what: str) -> FineSightError:
-    return FineSightError(f"{file} is damaged ({what}); {_AGAIN}")
 
 
 def _lines(file: Path) -> list[bytes]:
@@ -148,13 +169,13 @@ def _lines(file: Path) -> list[bytes]:
 def _names(file: Path, values: Any) -> tuple[str, ...]:
     """Plain words, as the official ones are: images are put into folders of these names."""
     if not isinstance(values, list) or not values:
-        raise _damaged(file, "no class names")
+        raise damaged(file, "no class names")
     names = [value.decode("latin-1").strip() if isinstance(value, bytes) else value for value in values]
     for name in names:
         if not isinstance(name, str) or not re.fullmatch("[A-Za-z0-9_-]{1,80}", name):
-            raise _damaged(file, f"{str(name)[:40]!a} is no class name" if isinstance(name, str) else "no class names")
+            raise damaged(file, f"{str(name)[:40]!a} is no class name" if isinstance(name, str) else "no class names")
     if len({name.lower() for name in names}) < len(names):
-        raise _damaged(file, "a class name comes twice")
+        raise damaged(file, "a class name comes twice")
     return tuple(names)
 
 
@@ -162,7 +183,7 @@ def _from_pickle(file: Path) -> _Records:
     content = read_pickle(file)
     pixels = content.get("data")
     if not isinstance(pixels, np.ndarray) or pixels.ndim != 2 or pixels.shape[1] != _BYTES or not len(pixels):
-        raise _damaged(file, f"data is no array of N x {_BYTES}")
+        raise damaged(file, f"data is no array of N x {_BYTES}")
     fine, coarse = (_label_list(file, content, name, len(pixels)) for name in ("fine_labels", "coarse_labels"))
     return _Records(file, pixels, fine, coarse)
 
@@ -170,9 +191,9 @@ def _from_pickle(file: Path) -> _Records:
 def _label_list(file: Path, content: dict[str, Any], name: str, count: int) -> NDArray[np.int64]:
     labels = content.get(name)
     if not isinstance(labels, list) or not all(type(label) is int and abs(label) < 1 << 31 for label in labels):
-        raise _damaged(file, f"{name} are no list of numbers")
+        raise damaged(file, f"{name} are no list of numbers")
     if len(labels) != count:
-        raise _damaged(file, f"{len(labels):,} {name} of {count:,} images")
+        raise damaged(file, f"{len(labels):,} {name} of {count:,} images")
     return np.array(labels, np.int64)
 
 
@@ -180,7 +201,7 @@ def _from_binary(file: Path) -> _Records:
     """Records of a coarse label, a fine label and the pixels."""
     size = file.stat().st_size
     if not size or size % (2 + _BYTES) or size > MAX_BYTES:
-        raise _damaged(file, f"{size:,} bytes are not records of {2 + _BYTES:,} bytes")
+        raise damaged(file, f"{size:,} bytes are not records of {2 + _BYTES:,} bytes")
     records = np.fromfile(file, np.uint8).reshape(-1, 2 + _BYTES)
     return _Records(file, records[:, 2:], records[:, 1].astype(np.int64), records[:, 0].astype(np.int64))
 
@@ -189,7 +210,7 @@ def _require_range(file: Path, level: str, labels: NDArray[np.int64], classes: i
     wrong = np.flatnonzero((labels < 0) | (labels >= classes))
     if len(wrong):
         found = f"image {wrong[0]:,} has the {level} label {labels[wrong[0]]}"
-        raise _damaged(file, f"{found}, and there are {classes} such classes")
+        raise damaged(file, f"{found}, and there are {classes} such classes")
 
 
 def _coarse_of(classes: Sequence[str], names: Sequence[str], records: Sequence[_Records]) -> tuple[str, ...]:
@@ -198,7 +219,7 @@ def _coarse_of(classes: Sequence[str], names: Sequence[str], records: Sequence[_
     for part in records:
         for fine, coarse in np.unique(np.stack([part.fine, part.coarse], axis=1), axis=0).tolist():
             if known.setdefault(fine, coarse) != coarse:
-                raise _damaged(part.file, f"{classes[fine]} is in both {names[known[fine]]} and {names[coarse]}")
+                raise damaged(part.file, f"{classes[fine]} is in both {names[known[fine]]} and {names[coarse]}")
     return tuple(names[known[fine]] if fine in known else _UNKNOWN for fine in range(len(classes)))
 
 
@@ -207,8 +228,6 @@ def _coarse_of(classes: Sequence[str], names: Sequence[str], records: Sequence[_
 
 def _target(files: Sequence[Path]) -> Path:
     """Where the images of these files are kept: other content, other folder."""
-    from finesight.data.cache import default_cache_dir
-
     content = hashlib.blake2b(b"".join(content_hash(file) for file in files), digest_size=16).hexdigest()
     return default_cache_dir().absolute() / "v1-cifar100" / content
 
@@ -227,34 +246,30 @@ def _read_facts(target: Path) -> _Facts | None:
         return None
 
 
-def _unpack(target: Path, facts: _Facts, records: Sequence[_Records], progress: bool) -> None:
-    """Into a temporary folder that is renamed when complete: whatever kills this, no half of it is ever seen."""
+def _unpack(target: Path, facts: _Facts, records: Sequence[_Records]) -> None:
+    """Write the images into a scratch folder that is renamed when it is complete. One process at a time does it."""
     folder = target.parent
     elsewhere = "name another folder in the environment variable FINESIGHT_CACHE"
     with explain_os_errors(f"the images of CIFAR-100 cannot be unpacked into {folder}", elsewhere):
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder, "unpacking CIFAR-100", progress):
-            for left in folder.glob(f"{_TEMPORARY}*"):  # under the lock it has no living owner
-                shutil.rmtree(left, ignore_errors=True)
+        waiting = "Another process is unpacking CIFAR-100; waiting for it"
+        with locked(folder / "lock", on_wait=lambda: console.print(waiting)):
+            remove_scratch(folder)
             if _read_facts(target) is not None:
                 return
             shutil.rmtree(target, ignore_errors=True)
-            temporary = folder / f"{_TEMPORARY}{uuid.uuid4().hex}"
-            try:
-                _write(temporary, facts, records, progress)
-                os.rename(temporary, target)
-            finally:
-                shutil.rmtree(temporary, ignore_errors=True)
+            with atomic_path(target) as scratch:
+                _write(scratch, facts, records)
 
 
-def _write(folder: Path, facts: _Facts, records: Sequence[_Records], progress: bool) -> None:
+def _write(folder: Path, facts: _Facts, records: Sequence[_Records]) -> None:
     for split in _SPLITS:
         for label in set(facts.labels[split]):
             (folder / split / facts.classes[label]).mkdir(parents=True)
     paths = chain.from_iterable(_paths(facts, split) for split in _SPLITS)
     pixels = chain.from_iterable(part.pixels for part in records)
     total = sum(len(part.pixels) for part in records)
-    for path, image in track(zip(paths, pixels, strict=True), total, "Unpacking CIFAR-100", show=progress):
+    for path, image in track(zip(paths, pixels, strict=True), total, "Unpacking CIFAR-100"):
         with open(f"{folder}/{path}", "wb", buffering=0) as file:
             file.write(_png(image))
     words = {"classes": facts.classes, "coarse": facts.coarse, "labels": facts.labels}

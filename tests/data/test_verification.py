@@ -3,8 +3,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finesight.data.layouts.official import MINIMA, OFFICIAL, absent_files, missing_words
+from finesight.data.layouts.layout import official_counts, ordered_layouts
 from finesight.data.sources import ImageSource, open_source
+from finesight.data.verification import describe_differences, missing_files
 
 
 def source(train: int, test: int, classes: int, kind: str = "cars") -> ImageSource:
@@ -19,15 +20,21 @@ def source(train: int, test: int, classes: int, kind: str = "cars") -> ImageSour
     )
 
 
-@pytest.mark.parametrize("kind", OFFICIAL)
+@pytest.mark.parametrize("kind", [layout.name for layout in ordered_layouts() if layout.official])
 def test_a_whole_dataset_misses_nothing(kind: str) -> None:
-    assert missing_words(source(*OFFICIAL[kind], kind)) is None
+    assert describe_differences(whole_source(kind)) is None
+
+
+def whole_source(kind: str) -> ImageSource:
+    official = official_counts(kind)
+    assert official is not None
+    return source(official.train, official.test, official.classes, kind)
 
 
 def test_the_real_birds(cub_root: Path) -> None:
     birds = open_source(cub_root)
-    assert missing_words(birds) is None
-    words = missing_words(birds.first_classes(197))
+    assert describe_differences(birds) is None
+    words = describe_differences(birds.first_classes(197))
     assert words is not None
     assert words.startswith("not the official cub: 90 of 5,994 train images missing; 90 of 5,794 test images missing")
     assert words.endswith(
@@ -36,42 +43,43 @@ def test_the_real_birds(cub_root: Path) -> None:
 
 
 def test_other_kinds_have_no_official_size() -> None:
-    assert missing_words(source(1, 1, 1, "class folders")) is None
+    assert describe_differences(source(1, 1, 1, "class folders")) is None
 
 
 def test_what_is_missing_is_named() -> None:
-    assert missing_words(source(8100, 8041, 196)) == "not the official cars: 44 of 8,144 train images missing"
-    assert missing_words(source(8144, 0, 196)) == "not the official cars: 8,041 of 8,041 test images missing"
-    assert missing_words(source(8144, 8041, 190)) == "not the official cars: 6 of 196 classes missing"
+    assert describe_differences(source(8100, 8041, 196)) == "not the official cars: 44 of 8,144 train images missing"
+    assert describe_differences(source(8144, 0, 196)) == "not the official cars: 8,041 of 8,041 test images missing"
+    assert describe_differences(source(8144, 8041, 190)) == "not the official cars: 6 of 196 classes missing"
 
 
 def test_what_is_too_much_is_named() -> None:
     assert (
-        missing_words(source(8144, 8042, 197))
+        describe_differences(source(8144, 8042, 197))
         == "not the official cars: 8,042 test images where 8,041 belong; 197 classes where 196 belong"
     )
 
 
 def test_classes_without_an_image_are_named() -> None:
-    whole = source(*OFFICIAL["cars"])
+    whole = whole_source("cars")
     assert whole.labels is not None
-    words = missing_words(whole.select(whole.labels >= 5))
+    words = describe_differences(whole.select(whole.labels >= 5))
     assert words is not None
     assert words.endswith("5 of 196 classes missing (no image of c0, c1, c2 and 2 more)")
 
 
 def test_missing_labels_and_splits_are_named() -> None:
-    whole = source(*OFFICIAL["cars"])
+    whole = whole_source("cars")
     bare = ImageSource(whole.root, "cars", whole.paths)
-    assert missing_words(bare) == "not the official cars: the train/test split is missing; the labels are missing"
+    words = describe_differences(bare)
+    assert words == "not the official cars: the train/test split is missing; the labels are missing"
     assert whole.labels is not None
     some = np.where(np.arange(len(whole)) < 1000, -1, whole.labels)
     partly = ImageSource(whole.root, "cars", whole.paths, some, whole.classes, whole.splits)
-    assert missing_words(partly) == "not the official cars: 1,000 labels missing"
+    assert describe_differences(partly) == "not the official cars: 1,000 labels missing"
 
 
 def test_an_empty_source() -> None:
-    words = missing_words(source(*OFFICIAL["cars"]).select([]))
+    words = describe_differences(whole_source("cars").select([]))
     assert words is not None
     assert "8,144 of 8,144 train images missing; 8,041 of 8,041 test images missing; 196 of 196 classes" in words
 
@@ -80,20 +88,20 @@ def test_an_empty_source() -> None:
 
 
 def test_small_classes_are_named() -> None:
-    whole = source(*OFFICIAL["cifar100"], "cifar100")
+    whole = whole_source("cifar100")
     assert whole.labels is not None
     assert whole.splits is not None
     labels = whole.labels.copy()
     labels[np.flatnonzero((labels == 7) & (whole.splits == "train"))[:3]] = 8  # the sums stay right
     moved = ImageSource(whole.root, "cifar100", whole.paths, labels, whole.classes, whole.splits)
-    assert missing_words(moved) == "not the official cifar100: fewer than 500 train images in 1 class (c7 497)"
+    assert describe_differences(moved) == "not the official cifar100: fewer than 500 train images in 1 class (c7 497)"
 
 
 def test_a_class_may_lack_one_split() -> None:
-    whole = source(*OFFICIAL["inat2019"], "inat2019")
+    whole = whole_source("inat2019")
     assert whole.labels is not None
     assert whole.splits is not None
-    words = missing_words(whole.select(~((whole.labels < 5) & (whole.splits == "test"))))
+    words = describe_differences(whole.select(~((whole.labels < 5) & (whole.splits == "test"))))
     assert words == (
         "not the official inat2019: 15 of 3,030 test images missing; fewer than 3 test images in 5 classes "
         "(c0 0, c1 0, c2 0 and 2 more)"
@@ -102,7 +110,9 @@ def test_a_class_may_lack_one_split() -> None:
 
 def test_the_smallest_classes_of_the_real_birds(cub_root: Path) -> None:
     birds = open_source(cub_root)
-    for split, minimum in zip(("train", "test"), MINIMA["cub"], strict=True):
+    official = official_counts("cub")
+    assert official is not None
+    for split, minimum in (("train", official.smallest_train), ("test", official.smallest_test)):
         labels = birds.split(split).labels
         assert labels is not None
         assert np.bincount(labels, minlength=200).min() == minimum
@@ -111,7 +121,5 @@ def test_the_smallest_classes_of_the_real_birds(cub_root: Path) -> None:
 def test_absent_files(tmp_path: Path, picture) -> None:
     picture("a/1.jpg")
     names = np.array(["a/1.jpg", "a/2.jpg", "gone/3.jpg", str(tmp_path / "a/1.jpg")])
-    assert absent_files(ImageSource(tmp_path, "cub", names)) == [
-        "2 of 4 listed files are not there (a/2.jpg, gone/3.jpg)"
-    ]
-    assert absent_files(ImageSource(tmp_path, "cub", names[[0, 3]])) == []
+    assert missing_files(ImageSource(tmp_path, "cub", names)) == ["a/2.jpg", "gone/3.jpg"]
+    assert missing_files(ImageSource(tmp_path, "cub", names[[0, 3]])) == []

@@ -8,13 +8,16 @@ import yaml
 from typer.testing import CliRunner, Result
 
 from finesight.cli.datasets import datasets_app
-from finesight.data.layouts.catalog import DATASETS, NAMES, Form, last_part, located, open_as, recognized, split_name
-from finesight.data.layouts.official import OFFICIAL, verify
+from finesight.data.layouts.layout import LAYOUTS, DirectoryTree, open_dataset, ordered_layouts, recognize_layout
+from finesight.data.named_path import absolute_named_path, short_named_path, split_named_path
 from finesight.data.sources import open_source
+from finesight.data.verification import verify
 from finesight.errors import FineSightError
 from finesight.paper.networks import settings
 from finesight.training.config import build_config
 from processes import TINY, command, succeeded
+
+LISTED = [layout for layout in ordered_layouts() if layout.listed]
 
 
 def run(*args: str | Path) -> Result:
@@ -61,7 +64,7 @@ def linked(cub_root: Path, tmp_path: Path) -> Path:
     ],
 )
 def test_names_and_paths(data: str | Path, expected: tuple[str | None, str]) -> None:
-    assert split_name(data) == expected
+    assert split_named_path(data) == expected
 
 
 def test_what_exists_wins(tmp_path: Path, picture: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -70,7 +73,7 @@ def test_what_exists_wins(tmp_path: Path, picture: Callable[..., Path], monkeypa
     monkeypatch.chdir(tmp_path)
     assert open_source("cub:birds").kind == "folder"
     assert open_source("cup:list.txt").file(0).is_file()
-    assert located("cub:birds") == str(tmp_path / "cub:birds")
+    assert absolute_named_path("cub:birds") == str(tmp_path / "cub:birds")
 
 
 def test_a_mistyped_name(tmp_path: Path) -> None:
@@ -88,11 +91,11 @@ def test_no_folder_behind_the_name() -> None:
 
 def test_paths_are_located_behind_the_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    assert located("cub:CUB") == f"cub:{tmp_path}/CUB"
-    assert located("CUB") == f"{tmp_path}/CUB"
-    assert located("cub:~/CUB") == f"cub:{Path.home()}/CUB"
-    assert last_part("cub:a/CUB") == "cub:CUB"
-    assert last_part("a/CUB") == "CUB"
+    assert absolute_named_path("cub:CUB") == f"cub:{tmp_path}/CUB"
+    assert absolute_named_path("CUB") == f"{tmp_path}/CUB"
+    assert absolute_named_path("cub:~/CUB") == f"cub:{Path.home()}/CUB"
+    assert short_named_path("cub:a/CUB") == "cub:CUB"
+    assert short_named_path("a/CUB") == "CUB"
     config = build_config({"data": "cub:a/CUB"})
     assert config.located().data == f"cub:{tmp_path}/a/CUB"
     assert settings(config)["data"] == settings(config.located())["data"] == "CUB"
@@ -102,19 +105,18 @@ def test_paths_are_located_behind_the_name(tmp_path: Path, monkeypatch: pytest.M
 # --- trees ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_a_plain_folder_is_none_of_them(name: str, tmp_path: Path, picture: Callable[..., Path]) -> None:
     picture("a.jpg")
-    assert recognized(tmp_path) is None
+    assert recognize_layout(tmp_path) is None
     message = error(f"{name}:{tmp_path}")
     assert message.startswith(f"{tmp_path} is not ")
-    needed = DATASETS[name].forms[0].needed if name in DATASETS else [("lookalikes.json", "")]
-    assert all(path in message for path, _ in needed)
+    assert any(all(path in message for path, _ in tree.needed) for tree in LAYOUTS[name].trees)
 
 
-@pytest.mark.parametrize("name", DATASETS)
+@pytest.mark.parametrize("name", LAYOUTS)
 def test_every_needed_path_counts(name: str, tmp_path: Path) -> None:
-    for number, form in enumerate(DATASETS[name].forms):
+    for number, form in enumerate(LAYOUTS[name].trees):
         root = tmp_path / str(number)
         paths = [path for path, _ in form.needed]
         for i, path in enumerate(paths):
@@ -125,7 +127,7 @@ def test_every_needed_path_counts(name: str, tmp_path: Path) -> None:
 
 
 def test_files_may_lie_beside_the_inner_folder(tmp_path: Path) -> None:
-    form = Form("x", (("kit/a.mat", ""), ("b/", "")), inner="kit/")
+    form = DirectoryTree("x", (("kit/a.mat", ""), ("b/", "")), inner="kit/")
     (tmp_path / "a.mat").touch()
     assert form.missing(tmp_path) == ["b/"]
 
@@ -140,7 +142,8 @@ def test_a_file_is_no_dataset(tmp_path: Path, picture: Callable[..., Path]) -> N
 
 
 def test_drawn_birds_by_name(birds: Path) -> None:
-    assert open_source(f"lookalikes:{birds}").kind == recognized(birds) == "lookalikes"
+    assert open_source(f"lookalikes:{birds}").kind == "lookalikes"
+    assert recognize_layout(birds) is LAYOUTS["lookalikes"]
 
 
 def test_a_name_decides_what_a_tree_is(linked: Path) -> None:
@@ -201,19 +204,21 @@ def test_the_name_survives_training(birds: Path, tmp_path: Path) -> None:
 
 
 def test_all_are_listed() -> None:
-    assert DATASETS.keys() == OFFICIAL.keys()
     out = run().stdout
-    for entry in DATASETS.values():
-        assert all(words in out for words in (entry.title, entry.get, entry.home, f"--data {entry.name}:PATH"))
-        assert all(path in out for form in entry.forms for path, _ in form.needed)
+    for entry in LISTED:
+        assert all(words in out for words in (entry.title, entry.download, entry.homepage, f"--data {entry.name}:PATH"))
+        assert all(path in out for tree in entry.trees for path, _ in tree.needed)
     assert "265,213 train + 3,030 test" in out
     assert "gone since 2023" in out
 
 
 def test_the_list_for_scripts() -> None:
     listed = json.loads(run("--json").stdout)
-    assert list(listed) == list(DATASETS)
-    assert {name: (e["train"], e["test"], e["classes"]) for name, e in listed.items()} == OFFICIAL
+    assert list(listed) == ["cub", "cars", "aircraft", "inat2019", "cifar100"]
+    for layout in LISTED:
+        facts, official = listed[layout.name], layout.official
+        assert official is not None
+        assert (facts["train"], facts["test"], facts["classes"]) == (official.train, official.test, official.classes)
     assert listed["cub"]["images_of_smallest_class"] == {"train": 29, "test": 11}
     assert listed["cars"]["images_of_smallest_class"] == {"train": None, "test": None}
 
@@ -284,4 +289,4 @@ def test_check_says_first_whether_it_is_whole(tmp_path: Path, picture: Callable[
 
 
 def test_open_as_is_lenient_about_counts(tmp_path: Path, birds: Path) -> None:
-    assert open_as("lookalikes", birds).kind == "lookalikes"
+    assert open_dataset(LAYOUTS["lookalikes"], birds).kind == "lookalikes"
