@@ -23,31 +23,10 @@ from finesight.plots.html import Section, build_report
 from finesight.training.config import flat
 from finesight.training.metrics_log import metric_series
 from finesight.training.run_folder import RunFolder
+from finesight.training.train import metric_words
 
 PICTURES = 6
 NEIGHBORS = 7
-NAMES = {
-    "loss": "total loss",
-    "objective": "the method's loss",
-    "positive_similarity": "similarity, same image",
-    "negative_similarity": "similarity, other images",
-    "diagonal": "correlation, same dimension",
-    "off_diagonal": "correlation, other dimensions",
-    "invariance": "distance of the views",
-    "variance": "missing variance",
-    "covariance": "covariance",
-    "teacher_entropy": "teacher entropy",
-    "accuracy": "accuracy on train",
-    "embedding_spread": "embedding spread",
-    "effective_rank": "effective rank",
-    "kl": "attention misfit (KL)",
-    "kl_target_uniform": "GradCAM information",
-    "kl_attention_uniform": "attention information",
-    "mask_entropy": "mask entropy",
-    "val_rank1": "held-out rank-1 (%)",
-    "val_mAP": "held-out mAP (%)",
-    "lr": "learning rate",
-}
 CURVES = (
     "Two views of the same image should grow alike while other images stay apart. A spread near 0 or an effective rank "
     "near 1 means collapse: every image gets the same embedding. Information is how far a map is from saying nothing "
@@ -202,9 +181,14 @@ def _group_sections(evaluation: Evaluation) -> list[Section]:
 
 
 def _curves(run: RunFolder) -> Section:
-    series = metric_series(run.metrics_file)
-    named = {NAMES[name]: series[name] for name in NAMES if name in series}
-    return Section("Training", CURVES, images=[("curves over the steps", curves(named))])
+    return Section("Training", CURVES, images=[("curves over the steps", curves(training_curves(run)))])
+
+
+def training_curves(run: RunFolder) -> dict[str, list[tuple[float, float]]]:
+    """Return the (step, value) points of every logged metric, named by its words, or by its key if it has none."""
+    series, words = metric_series(run.metrics_file), metric_words(run.config().method)
+    order = [*(name for name in words if name in series), *(name for name in series if name not in words)]
+    return {words.get(name, name): series[name] for name in order}
 
 
 def _searches(evaluation: Evaluation) -> Section:

@@ -7,6 +7,7 @@ import math
 import torch
 from torch import Tensor
 
+HEALTH_METRICS = {"embedding_spread": "embedding spread", "effective_rank": "effective rank"}  # words for people
 SPREAD_FLOOR = 0.1  # of what unit vectors spread evenly over the sphere would have
 RANK_FLOOR = 1.5
 

@@ -26,6 +26,10 @@ from finesight.training.health import embedding_health
 from finesight.training.optimizer import GroupedOptimizer
 from finesight.training.schedule import cosine_factor
 
+# metrics that the module itself computes -> words for people
+LOSS_METRICS = {"loss": "total loss", "objective": "the method's loss"}
+RATE_METRICS = {"lr": "learning rate"}
+
 
 class TrainingModule(L.LightningModule):
     """State of a run: ``objective`` (encoder, twin, queue …), ``rationale`` and the number of finished ``steps``."""

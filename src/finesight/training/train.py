@@ -24,20 +24,27 @@ from finesight.evaluation.retrieval import retrieval
 from finesight.features.extract import extract
 from finesight.io.console import console
 from finesight.methods.base import find_method
+from finesight.rationale.loss import RATIONALE_METRICS
 from finesight.training.batches import Batches
 from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepEnd
 from finesight.training.checkpoints import checkpoints, load_checkpoint
 from finesight.training.config import RuntimeConfig, TrainConfig
+from finesight.training.health import HEALTH_METRICS
 from finesight.training.looks import looks_of
 from finesight.training.metrics_log import MetricsLog, metric_series
-from finesight.training.module import TrainingModule
+from finesight.training.module import LOSS_METRICS, RATE_METRICS, TrainingModule
 from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import encoder_of, save_encoder, save_frozen
 
 Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
-VALIDATION_NAMES = ("val_rank1", "val_mAP")
-LOGGED = ("loss", "objective", "embedding_spread", "effective_rank", "lr")
-LOGGED_RATIONALE = ("kl", "kl_target_uniform", "kl_attention_uniform", "mask_entropy")
+VALIDATION_METRICS = {"val_rank1": "held-out rank-1 (%)", "val_mAP": "held-out mAP (%)"}  # words for people
+
+
+def metric_words(method: str) -> dict[str, str]:
+    """Return what a run of ``method`` may log, each metric with its words for people, in the order of the curves."""
+    objective = find_method(method).find_objective()
+    own = {} if objective is None else objective.metrics
+    return {**LOSS_METRICS, **own, **HEALTH_METRICS, **RATIONALE_METRICS, **VALIDATION_METRICS, **RATE_METRICS}
 
 
 def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False) -> RunFolder:
@@ -181,8 +188,9 @@ def _fit(
         console.print(f"{module.objective.backbone.load_report}; {len(images)} images, {batches.total} steps.")
         if start:
             console.print(f"Continuing at step {start} of {batches.total}.")
-        rationale = LOGGED_RATIONALE if config.rationale else ()
-        names = [*LOGGED, *module.objective.metrics, *rationale, *VALIDATION_NAMES]
+        rationale = RATIONALE_METRICS if config.rationale else ()
+        own = (*LOSS_METRICS, *HEALTH_METRICS, *RATE_METRICS)
+        names = [*own, *module.objective.metrics, *rationale, *VALIDATION_METRICS]
         log = MetricsLog(run.metrics_file, names, run.root / "tensorboard", start)
         validate = _validator(config, runtime, run, module, cache, held_out)
         journal = Journal(
