@@ -288,7 +288,7 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
     from finesight.features.encoder import Encoder, EncoderConfig
     from finesight.features.types import View
     from finesight.nn.backbone_config import BackboneConfig
-    from finesight.rationale.config import READINGS
+    from finesight.rationale.config import VARIANTS
 
     torch.set_num_threads(threads)
     torch.manual_seed(0)
@@ -297,7 +297,7 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
         resolution=224,
         pooling="rationale-gem",
         backbone=BackboneConfig(name="resnet50", weights="random"),
-        rationale=READINGS["finesight"],
+        rationale=VARIANTS["finesight"],
     )
     engine = TorchEmbedder(Encoder.untrained(config).eval(), "0" * 32)
     random = np.random.default_rng(0)

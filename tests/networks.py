@@ -1,4 +1,4 @@
-"""Encoders of a few thousand random weights, one for each pooling and reading."""
+"""Encoders of a few thousand random weights, one for each pooling and variant."""
 
 from __future__ import annotations
 
@@ -7,18 +7,18 @@ import torch
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.poolings import offered_poolings
-from finesight.rationale.config import READINGS, ReadingName
+from finesight.rationale.config import VARIANTS, VariantName
 
-KINDS: list[tuple[str, ReadingName | None]] = [
-    (name, reading)
+KINDS: list[tuple[str, VariantName | None]] = [
+    (name, variant)
     for name, pooling in offered_poolings().items()
-    for reading in (None, *READINGS)
-    if reading is not None or not pooling.needs_branch
+    for variant in (None, *VARIANTS)
+    if variant is not None or not pooling.needs_branch
 ]
 
 
-def small_encoder(pooling: str, reading: ReadingName | None) -> Encoder:
-    rationale = None if reading is None else READINGS[reading].model_copy(update={"projections": 4})
+def small_encoder(pooling: str, variant: VariantName | None) -> Encoder:
+    rationale = None if variant is None else VARIANTS[variant].model_copy(update={"projections": 4})
     config = EncoderConfig(
         method="lcr",
         resolution=32,

@@ -23,7 +23,7 @@ from starlette.testclient import TestClient
 from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.rationale.config import READINGS
+from finesight.rationale.config import VARIANTS
 from finesight.search.build import open_or_create, update_index
 from finesight.server.app import create_app
 from finesight.server.guard import Access
@@ -55,7 +55,7 @@ def small_encoder(folder: Path, *, rationale: bool = True) -> Path:
         resolution=32,
         pooling="rationale-gem" if rationale else "average",
         backbone=BackboneConfig(name="test_resnet", weights="random", output_stride=8),
-        rationale=READINGS["finesight"].model_copy(update={"projections": 4}) if rationale else None,
+        rationale=VARIANTS["finesight"].model_copy(update={"projections": 4}) if rationale else None,
     )
     Encoder.untrained(config).save(folder / "encoder")
     return folder

@@ -73,24 +73,34 @@ def test_old_names_of_options_and_settings_work_with_one_line_each(tmp_path: Pat
     file = tmp_path / "settings.yaml"
     file.write_text("data: x\nbatch: 7\noptim:\n  backbone_share: 0.5\nvalidation:\n  most: 50\n")
     old = ("--batch", "9", "--clip=2", "--accumulate", "3", "--set", "validation.every=2", "--set", "initial_share=0.1")
+    old += ("--reading", "paper")
     done = succeeded(command("train", "--out", tmp_path, "--config", file, *old, "--show-config"))
     shown = yaml.safe_load(done.out)
     assert (shown["batch_size"], shown["initial_weight_ratio"]) == (9, 0.1)
+    assert shown["rationale"]["variant"] == "paper"
     assert shown["validation"] == {"fraction": 0.1, "max_images": 50, "every_n_epochs": 2}
     optim = shown["optim"]
     found = [optim[name] for name in ("backbone_lr_ratio", "clip_grad_norm", "accumulate_grad_batches")]
     assert found == [0.5, 2, 3]
-    words = ("--batch", "--clip", "--accumulate", "validation.every", "initial_share", "optim.backbone_share")
+    words = (
+        "--reading",
+        "--batch",
+        "--clip",
+        "--accumulate",
+        "validation.every",
+        "initial_share",
+        "optim.backbone_share",
+    )
     for name in words:
         assert sum(f"{name} is called" in line for line in done.err.splitlines()) == 1, done.err
 
 
-def test_readings_and_methods_are_what_they_say(tmp_path: Path) -> None:
+def test_variants_and_methods_are_what_they_say(tmp_path: Path) -> None:
     def shown(*options: str) -> dict:
         out = succeeded(command("train", "--data", "d", "--out", tmp_path / "x", *options, "--show-config")).out
         return yaml.safe_load(out)
 
-    paper = shown("--reading", "paper", "--projections", "16", "--queue", "100")
+    paper = shown("--variant", "paper", "--projections", "16", "--queue", "100")
     assert paper["rationale"]["divergence"] == "attention_target"
     assert paper["rationale"]["projections"] == 16
     assert paper["objective"]["projector"] == "3-layer-bn"
@@ -98,7 +108,7 @@ def test_readings_and_methods_are_what_they_say(tmp_path: Path) -> None:
     assert shown("--method", "moco-v2")["rationale"] is None
     assert shown("--no-rationale")["rationale"] is None
     byol = shown("--method", "byol", "--rationale", "--projections", "8", "--batch-size", "64")
-    assert (byol["rationale"]["reading"], byol["rationale"]["projections"]) == ("finesight", 8)
+    assert (byol["rationale"]["variant"], byol["rationale"]["projections"]) == ("finesight", 8)
     assert byol["optim"]["lr"] == pytest.approx(0.45 * 64 / 256)
     assert shown("--queue", "auto")["objective"]["queue"] == "auto"
 
@@ -154,7 +164,7 @@ def no_run(tmp_path: Path, data: Path, *options: str, words: tuple[str, ...]) ->
         (("--method", "zzz"), ("lcr, lcr+contrastive-crop, lcr-multitask",)),
         (("--method", "byol", "--projections", "3"), ("'byol' has no rationale", "--rationale")),
         (("--method", "byol", "--rationale", "--queue", "64"), ("objective.queue (no such setting)",)),
-        (("--no-rationale", "--reading", "paper"), ("--no-rationale leaves nothing",)),
+        (("--no-rationale", "--variant", "paper"), ("--no-rationale leaves nothing",)),
         (("--queue", "4"), ("queue of 4", "batch of", "--queue")),
         (("--output-stride", "32"), ("map of test_resnet is 1×1", "--resolution")),
         (

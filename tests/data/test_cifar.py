@@ -630,7 +630,7 @@ def test_an_array_without_content(python: Path) -> None:
 
 
 def memory_of(file: Path) -> int:
-    """The most that reading ``file`` takes, in bytes; it must be refused."""
+    """The most that variant ``file`` takes, in bytes; it must be refused."""
     tracemalloc.start()
     try:
         with pytest.raises(FineSightError):

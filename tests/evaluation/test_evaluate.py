@@ -29,7 +29,7 @@ from finesight.features.encoder import Encoder, EncoderOutput
 from finesight.features.wide import WideRows
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.poolings import POOLINGS, offered_poolings
-from finesight.rationale.config import READINGS
+from finesight.rationale.config import VARIANTS
 from processes import Finished, command, refused, succeeded
 
 PLAIN = ("--backbone", "test_resnet", "--weights", "random", "--resolution", "32", "--output-stride", "8")
@@ -311,7 +311,7 @@ def test_only_what_is_asked_for_is_probed(encoder: Encoder, birds: Path, forward
 
 def test_a_mask_over_the_batch_changes_other_poolings_by_rounding_alone(encoder: Encoder, birds: Path) -> None:
     assert encoder.config.rationale is not None
-    batch = encoder.config.rationale.model_copy(update={"mask_range": READINGS["released"].mask_range})
+    batch = encoder.config.rationale.model_copy(update={"mask_range": VARIANTS["released"].mask_range})
     other = Encoder(encoder.config.model_copy(update={"rationale": batch}), encoder.backbone, encoder.branch)
     together = evaluate_poolings(other, birds, ("average", "rationale"), linear=False, progress=False)
     alone = {name: evaluate(other, birds, pooling=name, linear=False, progress=False) for name in together}

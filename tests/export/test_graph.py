@@ -10,16 +10,16 @@ from torch.testing import assert_close
 from finesight.export.graph import Graph, cell_share
 from finesight.export.verify import reference, trials
 from finesight.nn.pooling import object_share
-from finesight.rationale.config import ReadingName
+from finesight.rationale.config import VariantName
 from networks import KINDS, small_encoder
 from reference.boxes import share
 
 
-@pytest.mark.parametrize(("pooling", "reading"), KINDS)
+@pytest.mark.parametrize(("pooling", "variant"), KINDS)
 @torch.no_grad()
-def test_every_output_is_the_encoders(pooling: str, reading: ReadingName | None) -> None:
-    encoder = small_encoder(pooling, reading)
-    graph = Graph(encoder, responses=reading is not None)
+def test_every_output_is_the_encoders(pooling: str, variant: VariantName | None) -> None:
+    encoder = small_encoder(pooling, variant)
+    graph = Graph(encoder, responses=variant is not None)
     for images, region in trials(32, 8, seed=3):
         whole = torch.ones(images.shape[:3]) if region is None else region
         *outputs, _ = graph(images, whole)

@@ -26,7 +26,7 @@ from finesight.features.encoder import Encoder
 from finesight.features.encoder_folder import fingerprint
 from finesight.features.onnx_runtime import AXES, VECTOR_AXES
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.rationale.config import ReadingName
+from finesight.rationale.config import VariantName
 from networks import small_encoder
 
 cli = typer.Typer()
@@ -83,13 +83,13 @@ def test_the_region_may_be_left_out_or_shared_by_the_batch(encoder: Encoder, pla
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("pooling", "reading"), [("energy-gem", None), ("bilinear", "released"), ("average", "paper")])
-def test_other_poolings_and_readings(tmp_path: Path, pooling: str, reading: ReadingName | None) -> None:
-    small_encoder(pooling, reading).save(tmp_path / "encoder")
+@pytest.mark.parametrize(("pooling", "variant"), [("energy-gem", None), ("bilinear", "released"), ("average", "paper")])
+def test_other_poolings_and_variants(tmp_path: Path, pooling: str, variant: VariantName | None) -> None:
+    small_encoder(pooling, variant).save(tmp_path / "encoder")
     report = export_onnx(tmp_path, tmp_path / "model.onnx", progress=False)
     assert {one.output for one in report.differences} >= {"feature", "average", "attention"}
     assert max(one.relative for one in report.differences) < 1e-4
-    assert bool(report.warnings) == (reading == "released")
+    assert bool(report.warnings) == (variant == "released")
 
 
 # --- what it says -----------------------------------------------------------------------------------------------------

@@ -57,7 +57,7 @@ def test_the_encoders_own_features(engine: TorchEmbedder, files: list[Path]) -> 
 
 
 def test_masks_that_depend_on_their_batch_do_not(tmp_path: Path, files: list[Path]) -> None:
-    """The reading ``released`` takes its range over the batch: an index needs features that are an image's own."""
+    """The variant ``released`` takes its range over the batch: an index needs features that are an image's own."""
     run = small_encoder(tmp_path / "run")
     config = json.loads((run / "encoder/encoder.json").read_text())
     config["rationale"]["mask_range"] = "batch"

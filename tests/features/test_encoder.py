@@ -149,7 +149,7 @@ def test_attention_is_the_branch_or_the_energy(encoder: Encoder, files: list[Pat
     assert encoder.branch is not None
     raw = torch.einsum("kc,nchw->nkhw", encoder.branch.filters.weight[:, :, 0, 0], phi / phi.norm(dim=1, keepdim=True))
     low, high = (getattr(raw.amax(1), name)((1, 2), keepdim=True) for name in ("amin", "amax"))
-    expected = ((raw.amax(1) - low) / (high - low)) ** 2  # the reading's mask_power
+    expected = ((raw.amax(1) - low) / (high - low)) ** 2  # the variant's mask_power
     torch.testing.assert_close(encoder.attend(views), expected, atol=1e-4, rtol=1e-4)
     plain = Encoder(encoder.config.model_copy(update={"rationale": None, "pooling": "average"}), encoder.backbone)
     torch.testing.assert_close(plain.attend(views), attention_mask(energy_map(phi)))

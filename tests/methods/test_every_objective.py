@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from finesight.methods.base import OBJECTIVES
 from finesight.nn.momentum import rising_momentum
-from finesight.rationale.config import READINGS
+from finesight.rationale.config import VARIANTS
 from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
 from finesight.rationale.loss import Rationale
 from reference.gradcam import average
@@ -229,7 +229,7 @@ def test_gradcam_of_the_pooled_vector_is_that_of_the_map_where_the_average_is_al
 def test_rationale_stands_beside_every_objective(name: str) -> None:
     objective = small(name).train()
     torch.manual_seed(0)
-    rationale = Rationale(CHANNELS, READINGS["finesight"]).double()
+    rationale = Rationale(CHANNELS, VARIANTS["finesight"]).double()
     output = output_of(objective, pictures())
     fitted = rationale(output, average_pooled=objective.average_pooled)
     assert fitted.target.shape == fitted.attention.shape == (5, 2, 2)
@@ -244,14 +244,14 @@ def test_rationale_stands_beside_every_objective(name: str) -> None:
 
 @every_objective
 def test_rationale_leaves_the_objectives_gradient_as_it_is(name: str) -> None:
-    """In the reading ``finesight`` the branch looks on."""
+    """In the variant ``finesight`` the branch looks on."""
     slopes = []
     for beside in (False, True):
         objective = small(name).train()
         output = output_of(objective, pictures())
         loss = output.loss.mean()
         if beside:
-            rationale = Rationale(CHANNELS, READINGS["finesight"]).double()
+            rationale = Rationale(CHANNELS, VARIANTS["finesight"]).double()
             loss = loss + rationale(output, average_pooled=objective.average_pooled).loss
         loss.backward()
         slopes.append({key: p.grad for key, p in objective.named_parameters() if p.grad is not None})
@@ -262,7 +262,7 @@ def test_rationale_leaves_the_objectives_gradient_as_it_is(name: str) -> None:
 
 @every_objective
 def test_similarity_of_the_pair_as_a_score_is_had_or_refused(name: str) -> None:
-    config = READINGS["finesight"].model_copy(update={"score": "positive"})
+    config = VARIANTS["finesight"].model_copy(update={"score": "positive"})
     rationale = Rationale(CHANNELS, config).double()
     objective = small(name)
     output = output_of(objective, pictures())

@@ -14,7 +14,7 @@ from finesight.methods.lewel import LEWEL, LEWELConfig, LEWELHead, LEWELHeadConf
 from finesight.methods.lewel_byol import LEWELBYOL
 from finesight.nn.norm import Joined
 from finesight.nn.pooling import Pool
-from finesight.rationale.config import READINGS
+from finesight.rationale.config import VARIANTS
 from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
 from finesight.rationale.loss import Rationale
 from finesight.training.config import build_config, flat
@@ -299,7 +299,7 @@ def test_rationale_takes_the_gradient_of_the_whole_map(name: str) -> None:
     whole = map_gradcam(output.phi, output.loss).detach()
     part = pooled_gradcam(output.phi, output.pooled, output.loss).detach()
     assert (whole - part).abs().max() > 0.05 * whole.abs().max()
-    signed = Rationale(96, READINGS["finesight"]).double()(output, average_pooled=False).target
+    signed = Rationale(96, VARIANTS["finesight"]).double()(output, average_pooled=False).target
     torch.testing.assert_close(signed, whole.abs() / whole.abs().amax((1, 2), keepdim=True), rtol=1e-9, atol=1e-12)
 
 

@@ -13,7 +13,7 @@ from finesight.methods.base import DatasetInfo
 from finesight.methods.moco import MoCo, MoCoConfig, info_nce
 from finesight.nn.backbone import Backbone, BackboneConfig
 from finesight.nn.distributed import gather, shuffled_forward, world
-from finesight.rationale.config import READINGS, ReadingName
+from finesight.rationale.config import VARIANTS, VariantName
 from finesight.rationale.gradcam import pooled_gradcam
 from finesight.rationale.loss import Rationale
 from reference.gradcam import average, cam, differences
@@ -200,9 +200,9 @@ def test_per_image_losses_against_loops_end_to_end() -> None:
     assert output.phi.shape == (6, 96, 2, 2)
 
 
-@pytest.mark.parametrize("reading", ["finesight", "paper"])
-def test_rationale_of_moco_against_loops_end_to_end(reading: ReadingName) -> None:
-    objective, config = moco().eval(), READINGS[reading].model_copy(update={"projections": 3})
+@pytest.mark.parametrize("variant", ["finesight", "paper"])
+def test_rationale_of_moco_against_loops_end_to_end(variant: VariantName) -> None:
+    objective, config = moco().eval(), VARIANTS[variant].model_copy(update={"projections": 3})
     rationale = Rationale(96, config).double()
     output = objective(two_views(3), seeded(0))
     result = rationale(output, average_pooled=True)
@@ -229,7 +229,7 @@ def test_rationale_of_moco_against_loops_end_to_end(reading: ReadingName) -> Non
 def test_teacher_gets_no_gradient_and_every_online_weight_does(projector: str) -> None:
     objective = moco(projector=projector)
     output = objective(two_views(), seeded(0))
-    fitted = Rationale(96, READINGS["released"]).double()(output, average_pooled=True)
+    fitted = Rationale(96, VARIANTS["released"]).double()(output, average_pooled=True)
     assert not output.target.requires_grad
     assert not any(value.requires_grad for value in output.metrics.values())
     (output.loss.mean() + fitted.loss).backward()
@@ -247,7 +247,7 @@ def test_permuting_the_batch_permutes_the_losses() -> None:
     torch.testing.assert_close(permuted.loss, straight.loss[order], rtol=1e-9, atol=1e-12)
     torch.testing.assert_close(permuted.target, straight.target[order], rtol=1e-9, atol=1e-12)
     assert straight.loss.std() > 1e-4
-    config = READINGS["finesight"]
+    config = VARIANTS["finesight"]
     torch.manual_seed(0)
     rationale = Rationale(96, config).double()
     here, there = (rationale(output, average_pooled=True).target for output in (straight, permuted))

@@ -128,12 +128,12 @@ def test_every_recipe_with_settings_is_compared() -> None:
     assert {name for name, entry in METHODS.items() if entry.settings} <= DIFFERENCES.keys()
 
 
-@pytest.mark.parametrize("reading", ["paper", "released"])
-def test_settings_of_a_recipe_stand_on_top_of_the_readings_and_given_ones_on_top_of_both(reading: str) -> None:
-    asked = {"data": "x", "method": "sam-ssl", "rationale.reading": reading}
+@pytest.mark.parametrize("variant", ["paper", "released"])
+def test_settings_of_a_recipe_stand_on_top_of_the_variants_and_given_ones_on_top_of_both(variant: str) -> None:
+    asked = {"data": "x", "method": "sam-ssl", "rationale.variant": variant}
     config = build_config(asked).rationale
     assert config is not None
-    assert config.reading == reading
+    assert config.variant == variant
     assert (config.projections, config.nu, config.rectify) == (1, 0.01, "relu")
     given = build_config({**asked, "rationale.projections": 4, "rationale.nu": 0.5}).rationale
     assert given is not None
@@ -143,14 +143,14 @@ def test_settings_of_a_recipe_stand_on_top_of_the_readings_and_given_ones_on_top
     assert build_config({"data": "x", "method": "lcr-dual-pooling", "train_pooling": "average"}).pooling == "rationale"
 
 
-def test_a_reading_asks_for_the_rationale_and_brings_its_projector_where_there_is_one() -> None:
-    asked = {"data": "x", "rationale.reading": "paper"}
+def test_a_variant_asks_for_the_rationale_and_brings_its_projector_where_there_is_one() -> None:
+    asked = {"data": "x", "rationale.variant": "paper"}
     moco = build_config({**asked, "method": "moco-v2"})
     assert moco.rationale is not None
     assert flat(moco)["objective.projector"] == "3-layer-bn"
     byol = build_config({**asked, "method": "byol"})
     assert byol.rationale is not None
-    assert byol.rationale.reading == "paper"
+    assert byol.rationale.variant == "paper"
     assert "objective.projector" not in flat(byol)
 
 
@@ -230,7 +230,7 @@ def test_views_of_the_methods() -> None:
 # --- names ---------------------------------------------------------------------------------------------------------
 
 
-def test_pooling_of_lcr_is_the_readings_and_that_of_multitask_is_fixed() -> None:
+def test_pooling_of_lcr_is_the_variants_and_that_of_multitask_is_fixed() -> None:
     settings = {"data": "x", "rationale.pooling": "rationale"}
     assert build_config(settings).pooling == "rationale"
     assert build_config({**settings, "method": "lcr-multitask"}).pooling == "average"

@@ -37,7 +37,7 @@ from finesight.paper.ablations import (
     paper_numbers,
 )
 from finesight.paper.bench_command import ablation_table
-from finesight.rationale.config import READINGS
+from finesight.rationale.config import VARIANTS
 from finesight.training.config import RuntimeConfig, TrainConfig, flat
 from finesight.training.module import TrainingModule
 from finesight.training.train import train
@@ -143,9 +143,9 @@ def test_nu_is_varied_where_it_matters(birds: Path, tmp_path: Path) -> None:
 def test_a_reading_is_trained_as_it_says_whatever_the_profile(birds: Path, tmp_path: Path) -> None:
     job = study("reading", birds, tmp_path)
     found = {name: job.config(name, 0).rationale for name in job.ablation.trainings}
-    assert found["paper"] == READINGS["paper"]
-    assert found["released"] == READINGS["released"]
-    ours = READINGS["finesight"].model_copy(update={"branch_lr": 0.01, "mask_power": 1.0})  # the profile's
+    assert found["paper"] == VARIANTS["paper"]
+    assert found["released"] == VARIANTS["released"]
+    ours = VARIANTS["finesight"].model_copy(update={"branch_lr": 0.01, "mask_power": 1.0})  # the profile's
     assert found["finesight"] == ours
     assert found["relu-loss"] == ours.model_copy(update={"rectify": "relu"})
     assert found["relu-negative"] == ours.model_copy(update={"rectify": "relu", "score": "negative_loss"})

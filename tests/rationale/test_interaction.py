@@ -15,7 +15,7 @@ from finesight.features.encoder import Encoder
 from finesight.methods.base import full_precision
 from finesight.nn.pooling import Pool
 from finesight.rationale.branch import FittingBranch
-from finesight.rationale.config import READINGS, RationaleConfig
+from finesight.rationale.config import VARIANTS, RationaleConfig
 from finesight.rationale.gradcam import pooled_gradcam
 from finesight.rationale.interaction import BranchPool, branch_pool
 from finesight.training.module import TrainingModule
@@ -100,7 +100,7 @@ def test_poolings_by_name() -> None:
 @pytest.mark.parametrize("name", ["rationale", "bilinear"])
 def test_half_precision_maps_are_pooled_in_single_precision(name: Any) -> None:
     torch.manual_seed(0)
-    config = READINGS["finesight"]
+    config = VARIANTS["finesight"]
     pool = branch_pool(name, 128, FittingBranch(128, config), config)
     phi = torch.rand(2, 128, 3, 3).bfloat16()
     with torch.autocast("cpu", dtype=torch.bfloat16), full_precision(phi):  # as every objective pools
@@ -146,7 +146,7 @@ def test_the_contrast_teaches_the_branch_that_pools(method: str) -> None:
     """Even where the KL counts for nothing."""
     settings: dict[str, Any] = {"rationale.nu": 0.0}
     if method == "byol":
-        settings |= {"rationale.reading": "finesight", "train_pooling": "rationale"}
+        settings |= {"rationale.variant": "finesight", "train_pooling": "rationale"}
     module = small_module(method, **settings)
     assert module.rationale is not None
     module.training_step(small_batch(0), 0).backward()
@@ -200,7 +200,7 @@ def test_a_loaded_encoder_keeps_the_chosen_projections(tmp_path: Path) -> None:
 @pytest.mark.parametrize("method", ["cvsa", "lewel", "lewel-byol"])
 def test_a_method_that_looks_at_cells_refuses_another_pooling(method: str, pooling: str) -> None:
     with pytest.raises(FineSightError, match="looks at single cells"):
-        small_module(method, **{"rationale.reading": "finesight", "train_pooling": pooling})
+        small_module(method, **{"rationale.variant": "finesight", "train_pooling": pooling})
 
 
 # --- GradCAM ------------------------------------------------------------------------------------------------------
@@ -265,7 +265,7 @@ class Step:
 @pytest.mark.parametrize("pooling", ["average", "rationale", "bilinear"])
 def test_the_target_of_a_step_is_what_nudging_cells_measures(base: str, pooling: str) -> None:
     """Whatever the head sees of φ, what the branch is taught is the gradient of the map itself."""
-    settings: dict[str, Any] = {"rationale.reading": "finesight", "train_pooling": pooling, "batch_size": 3}
+    settings: dict[str, Any] = {"rationale.variant": "finesight", "train_pooling": pooling, "batch_size": 3}
     if pooling == "bilinear":
         settings["rationale.branch_norm"] = "batch"
     module = small_module(base, **settings, **{"rationale.projections": 4})

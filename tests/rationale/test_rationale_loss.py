@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finesight.nn.objective_output import ObjectiveOutput
-from finesight.rationale.config import READINGS, RationaleConfig, ReadingName
+from finesight.rationale.config import VARIANTS, RationaleConfig, VariantName
 from finesight.rationale.loss import Rationale, kl_from_uniform, rationale_kl, scaled_target, score_of
 from reference.gradcam import cam, differences
 from reference.pooling import mask as mask_reference
@@ -108,7 +108,7 @@ def test_released_and_algorithm_forms_are_pytorch_calls() -> None:
     shifted = attention - attention.min()
     stretched = shifted / (1e-7 + shifted.max())
     released = F.kl_div(F.log_softmax(stretched, -1), F.softmax(target, -1), reduction="sum")
-    torch.testing.assert_close(rationale_kl(target, attention, READINGS["released"]), released, rtol=1e-10, atol=0)
+    torch.testing.assert_close(rationale_kl(target, attention, VARIANTS["released"]), released, rtol=1e-10, atol=0)
     logs = F.log_softmax(attention.flatten(1) / 0.4, 1)
     algorithm = F.kl_div(logs, F.softmax(target.flatten(1) / 0.4, 1), reduction="mean")
     torch.testing.assert_close(
@@ -152,10 +152,10 @@ def test_maps_that_say_nothing_stay_finite(rectify: str, scale: str, value: floa
 
 
 def test_literal_scale_leaves_a_uniform_target_and_the_maximum_does_not() -> None:
-    """Why the reading ``finesight`` exists: G of a batch-mean loss is too small for its softmax to say anything."""
+    """Why the variant ``finesight`` exists: G of a batch-mean loss is too small for its softmax to say anything."""
     signed = maps(128, 7, 7) * 1e-2  # of the size GradCAM has per image
-    literal = scaled_target(signed, READINGS["paper"])
-    scaled = scaled_target(signed, READINGS["finesight"])
+    literal = scaled_target(signed, VARIANTS["paper"])
+    scaled = scaled_target(signed, VARIANTS["finesight"])
     assert float(kl_from_uniform(literal, 0.4)) < 1e-7
     assert float(kl_from_uniform(scaled, 0.4)) > 0.1
 
@@ -181,9 +181,9 @@ def expected_loss(
 
 
 CASES = {
-    "finesight": READINGS["finesight"],
-    "paper": READINGS["paper"],
-    "released, bare branch": READINGS["released"].model_copy(update={"branch_norm": "none"}),
+    "finesight": VARIANTS["finesight"],
+    "paper": VARIANTS["paper"],
+    "released, bare branch": VARIANTS["released"].model_copy(update={"branch_norm": "none"}),
     "negative": configured(score="negative_loss", rectify="relu", attention_scale="image"),
     "positive": configured(score="positive", target_scale="cells", detach_target=False, encoder_gradient=1.0),
     "std": configured(target_scale="std", detach_target=False, encoder_gradient=0.0),
@@ -283,13 +283,13 @@ def test_scores() -> None:
         score_of(plain, configured(score="positive"))
 
 
-@pytest.mark.parametrize("reading", READINGS)
+@pytest.mark.parametrize("variant", VARIANTS)
 @pytest.mark.parametrize("blank", [False, True])
-def test_every_reading_is_finite_under_autocast_and_on_blank_maps(reading: ReadingName, blank: bool) -> None:
+def test_every_variant_is_finite_under_autocast_and_on_blank_maps(variant: VariantName, blank: bool) -> None:
     torch.manual_seed(0)
     raw = torch.zeros(4, 8, 3, 3) if blank else torch.rand(4, 8, 3, 3)
     phi = raw.bfloat16().requires_grad_()
-    rationale = Rationale(8, READINGS[reading])
+    rationale = Rationale(8, VARIANTS[variant])
     with torch.autocast("cpu", dtype=torch.bfloat16):
         pooled = phi.mean((2, 3), dtype=torch.float32)
         output = ObjectiveOutput((pooled - 0.3).square().sum(1), phi, pooled, pooled, pooled)

@@ -5,7 +5,7 @@ import pytest
 
 from finesight.errors import FineSightError
 from finesight.methods.base import METHODS
-from finesight.rationale.config import READINGS, ReadingName
+from finesight.rationale.config import VARIANTS, VariantName
 from finesight.training.config import (
     RuntimeConfig,
     TrainConfig,
@@ -34,7 +34,7 @@ def test_defaults_are_the_papers() -> None:
     assert (config.optim.warmup_epochs, config.optim.cosine) == (0, "epoch")
     assert (config.objective.dim, config.objective.temperature, config.objective.momentum) == (256, 0.2, 0.999)
     assert (config.backbone.name, config.backbone.weights, config.views.resolution) == ("resnet50", "imagenet", 224)
-    assert config.rationale == READINGS["finesight"]
+    assert config.rationale == VARIANTS["finesight"]
     assert config.rationale.tau == 0.4
     assert config.rationale.projections == 32
 
@@ -43,24 +43,24 @@ def test_defaults_are_the_papers() -> None:
     ("method", "own"),
     [("lcr", {}), ("lcr-multitask", {"encoder_gradient": 1.0, "nu": 0.01}), ("lcr-mlp", {"form": "mlp"})],
 )
-@pytest.mark.parametrize("reading", READINGS)
-def test_a_reading_brings_its_defaults_then_the_recipe_then_single_switches(
-    method: str, own: dict[str, Any], reading: ReadingName
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_variant_brings_its_defaults_then_the_recipe_then_single_switches(
+    method: str, own: dict[str, Any], variant: VariantName
 ) -> None:
-    expected = READINGS[reading].model_copy(update=own)
-    config = build_config({"data": "x", "method": method, "rationale.reading": reading})
+    expected = VARIANTS[variant].model_copy(update=own)
+    config = build_config({"data": "x", "method": method, "rationale.variant": variant})
     assert config.rationale == expected
-    assert config.objective.projector == READINGS[reading].projector
-    changed = build_config({"data": "x", "method": method, "rationale.reading": reading, "rationale.tau": 0.7})
+    assert config.objective.projector == VARIANTS[variant].projector
+    changed = build_config({"data": "x", "method": method, "rationale.variant": variant, "rationale.tau": 0.7})
     assert changed.rationale == expected.model_copy(update={"tau": 0.7})
 
 
 def test_projector_switch_of_the_rationale_reaches_the_objective() -> None:
     assert build_config({"data": "x", "rationale.projector": "3-layer-bn"}).objective.projector == "3-layer-bn"
-    settings = {"data": "x", "rationale.reading": "paper", "rationale.projector": "2-layer", "objective.dim": 64}
+    settings = {"data": "x", "rationale.variant": "paper", "rationale.projector": "2-layer", "objective.dim": 64}
     config = build_config(settings)
     assert (config.objective.projector, config.objective.dim) == ("2-layer", 64)
-    direct = build_config({"data": "x", "rationale.reading": "paper", "objective.projector": "2-layer"})
+    direct = build_config({"data": "x", "rationale.variant": "paper", "objective.projector": "2-layer"})
     assert direct.objective.projector == "2-layer"
 
 
@@ -111,10 +111,10 @@ def test_missing_data_is_named() -> None:
         build_config({})
 
 
-def test_unknown_method_and_reading_list_what_there_is() -> None:
+def test_unknown_method_and_variant_list_what_there_is() -> None:
     assert "moco-v2" in error_of(method="moco")
-    message = error_of(**{"rationale.reading": "papre"})
-    assert all(name in message for name in ("papre", *READINGS))
+    message = error_of(**{"rationale.variant": "papre"})
+    assert all(name in message for name in ("papre", *VARIANTS))
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_unknown_method_and_reading_list_what_there_is() -> None:
         ({"objective": "moco", "method": "moco-v2"}, "objective"),
         ({"views": 5}, "views"),
         ({"views": None}, "views"),
-        ({"rationale.reading": []}, "reading"),
+        ({"rationale.variant": []}, "variant"),
         ({"seed": 1, "seed.x": 2}, "seed"),
         ({"objective.queue": 0}, "objective.queue"),
         ({"backbone.output_stride": 12}, "backbone.output_stride"),
@@ -176,14 +176,14 @@ def test_flat_is_the_way_back() -> None:
     config = build_config({"data": "x", "views.resolution": 112})
     pairs = flat(config)
     assert pairs["views.resolution"] == 112
-    assert pairs["rationale.reading"] == "finesight"
+    assert pairs["rationale.variant"] == "finesight"
     assert not any(isinstance(value, dict) for value in pairs.values())
     assert build_config(pairs) == config
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("reading", READINGS)
-def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str, reading: ReadingName) -> None:
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str, variant: VariantName) -> None:
     settings: dict[str, Any] = {
         "data": "déjà vu",
         "method": method,
@@ -191,7 +191,7 @@ def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str, r
         "optim.clip_grad_norm": 1.0,
     }
     if METHODS[method].rationale:
-        settings |= {"rationale.reading": reading, "rationale.nu": 0.5, "objective.dim": 77}
+        settings |= {"rationale.variant": variant, "rationale.nu": 0.5, "objective.dim": 77}
     config = build_config(settings)
     write_yaml(config, tmp_path / "config.yaml")
     again = build_config(read_yaml(tmp_path / "config.yaml"))

@@ -12,7 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from finesight.methods.base import OBJECTIVES
 from finesight.nn.distributed import mean_over_ranks, world
-from finesight.rationale.config import READINGS
+from finesight.rationale.config import VARIANTS
 from finesight.training.batches import Batch, step_generator
 from finesight.training.module import TrainingModule
 from ranks import RANKS, in_ranks
@@ -64,7 +64,7 @@ def steps_of(method: str, rows: slice) -> list[Step]:
     settings = {"rationale": True, "backbone.frozen_norm": frozen, "batch_size": RANKS * EACH}
     module = small_module(method, steps_per_epoch=1, **settings).double()
     assert module.rationale is not None
-    assert module.rationale.config == READINGS["finesight"]
+    assert module.rationale.config == VARIANTS["finesight"]
     scatter(module)
     losses = Losses(module)
     wrapped = DistributedDataParallel(losses, broadcast_buffers=False) if world()[1] > 1 else losses

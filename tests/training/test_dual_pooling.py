@@ -1,6 +1,6 @@
 """Ours-DualPooling, of which the paper says that it collapses: here it can, where LCR with the same settings cannot.
 
-At the settings of its recipe it did not (these pictures, readings ``finesight`` and ``paper``, rates of 0.01 and 0.03),
+At the settings of its recipe it did not (these pictures, variants ``finesight`` and ``paper``, rates of 0.01 and 0.03),
 and at rates of 0.1 and more LCR collapses as often. With a mask so sharp that few cells are left and a branch that
 steps fast, two seeds of these three collapse: there the branch leads the encoder. In LCR it looks on.
 """

@@ -523,7 +523,7 @@ def test_what_can_be_met_is_taken() -> None:
     for settings in (
         {"rationale.keep": "top", "epochs": 61},
         {"rationale.keep": "rest", "rationale.projections": 16},
-        {"method": "moco-v2", "rationale.reading": "finesight", "focus.source": "rationale"},
+        {"method": "moco-v2", "rationale.variant": "finesight", "focus.source": "rationale"},
         {"method": "cvsa", "saliency.source": "files"},
         {"views.paste": 0.5, "saliency.source": "rationale"},
     ):

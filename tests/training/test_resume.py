@@ -35,7 +35,7 @@ def case(request: pytest.FixtureRequest, birds: Path, tmp_path_factory: pytest.T
     accumulate = 1
     if request.param == "accumulated":
         accumulate = 2
-        options += ("--reading", "released", "--accumulate-grad-batches", "2", "--clip-grad-norm", "1")
+        options += ("--variant", "released", "--accumulate-grad-batches", "2", "--clip-grad-norm", "1")
     whole = tmp_path_factory.mktemp("resume") / request.param
     trained(whole, *NEVER, *options)
     assert [int(row["step"]) for row in rows(whole)] == list(range(STEPS))

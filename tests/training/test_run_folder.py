@@ -179,7 +179,7 @@ def test_every_kind_of_difference_is_listed(tmp_path: Path) -> None:
 
 
 def test_a_config_written_is_the_config_read(tmp_path: Path) -> None:
-    paper = build_config({"data": "x", "rationale.reading": "paper"})
+    paper = build_config({"data": "x", "rationale.variant": "paper"})
     for settings in (config(epochs=7, limit_images=9), paper):
         root = tmp_path / settings.method
         run = enter(root, settings)

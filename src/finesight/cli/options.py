@@ -36,6 +36,7 @@ class RenamedOptions(TyperCommand):
         "--batch": "--batch-size",
         "--clip": "--clip-grad-norm",
         "--accumulate": "--accumulate-grad-batches",
+        "--reading": "--variant",
     }
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

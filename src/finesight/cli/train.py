@@ -12,7 +12,7 @@ from finesight.cli.options import CacheDir, Quiet, Workers
 from finesight.cli.settings import assignments, parsed
 from finesight.errors import FineSightError
 
-Reading = StrEnum("Reading", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
+Variant = StrEnum("Variant", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
 
 
 def train(
@@ -24,7 +24,9 @@ def train(
     rationale: Annotated[
         bool | None, typer.Option(help="Learn the rationale beside the method.  [default: as the method has it]")
     ] = None,
-    reading: Annotated[Reading | None, typer.Option(help="How the rationale is read (docs/readings.md).")] = None,
+    variant: Annotated[
+        Variant | None, typer.Option(help="Which variant of the rationale is learned (docs/variants.md).")
+    ] = None,
     backbone: Annotated[str | None, typer.Option(help="Any convolutional timm model.  [default: resnet50]")] = None,
     weights: Annotated[
         str | None, typer.Option(help="imagenet, random, or a weight file.  [default: imagenet]")
@@ -70,7 +72,7 @@ def train(
     flags = {
         "data": data,
         "method": method,
-        **_rationale_flags(rationale, reading, projections),
+        **_rationale_flags(rationale, variant, projections),
         "backbone.name": backbone,
         "backbone.weights": weights,
         "backbone.output_stride": output_stride,
@@ -114,15 +116,15 @@ def train(
     console.print(f"The encoder is in {run.encoder}, the report is {run.report}.")
 
 
-def _rationale_flags(wanted: bool | None, reading: Reading | None, projections: int | None) -> dict[str, Any]:
-    """A reading asks for the rationale too; without either, the method decides."""
+def _rationale_flags(wanted: bool | None, variant: Variant | None, projections: int | None) -> dict[str, Any]:
+    """A variant asks for the rationale too; without either, the method decides."""
     if wanted is False:
-        if reading is not None or projections is not None:
-            raise FineSightError("--no-rationale leaves nothing that --reading or --projections could set.")
+        if variant is not None or projections is not None:
+            raise FineSightError("--no-rationale leaves nothing that --variant or --projections could set.")
         return {"rationale": False}
-    if wanted and reading is None:
-        reading = Reading("finesight")
-    return {"rationale.reading": None if reading is None else str(reading), "rationale.projections": projections}
+    if wanted and variant is None:
+        variant = Variant("finesight")
+    return {"rationale.variant": None if variant is None else str(variant), "rationale.projections": projections}
 
 
 def _runtime(**values: Any) -> Any:

@@ -217,6 +217,6 @@ def _warnings(config: EncoderConfig) -> list[str]:
     if config.rationale is None or config.rationale.mask_range == "image":
         return []
     return [
-        f"This run's masks take their range over the batch (reading {config.rationale.reading!r}), and so does the "
+        f"This run's masks take their range over the batch (variant {config.rationale.variant!r}), and so does the "
         "graph: a feature depends on the other images of the same call. Give it one image at a time to avoid that."
     ]

@@ -91,7 +91,7 @@ class _Worst:
         for want, have in zip(wanted.astype(np.float64), got.astype(np.float64), strict=True):
             gap = float(np.abs(want - have).max())
             self.absolute.append(gap)
-            # a mask is in [0, 1], unless its divisor is the plain maximum (reading "paper"), which may be near 0
+            # a mask is in [0, 1], unless its divisor is the plain maximum (variant "paper"), which may be near 0
             least = 1.0 if self.name == ATTENTION else 1e-12
             self.relative.append(gap / max(float(np.abs(want).max()), least))
             self.cosine.append(cosine(want.ravel(), have.ravel()))

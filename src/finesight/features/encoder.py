@@ -141,7 +141,7 @@ class Encoder(nn.Module):
         """Return features under each of ``poolings``, and the masks.
 
         One image at a time on the CPU: kernels chosen by batch size would otherwise change a feature's last bits with
-        its batch-mates. On a GPU the batch goes through as it is, and so it does for the reading ``released``, whose
+        its batch-mates. On a GPU the batch goes through as it is, and so it does for the variant ``released``, whose
         masks are meant to depend on the batch.
 
         Parameters

@@ -41,10 +41,10 @@ class Study:
     objects: bool  # is it known where they are?
 
     def config(self, training: str, seed: int) -> TrainConfig:
-        """A profile's settings of the rationale are for our own reading: another is trained as it says."""
+        """A profile's settings of the rationale are for our own variant: another is trained as it says."""
         own = self.ablation.trainings[training]
-        reading = {**self.given, **own}.get("rationale.reading", "finesight")
-        rationale = self.profile.rationale if reading == "finesight" else {}
+        variant = {**self.given, **own}.get("rationale.variant", "finesight")
+        rationale = self.profile.rationale if variant == "finesight" else {}
         values = {"method": "lcr", **self.profile.settings, **rationale, **self.ablation.settings, **self.given, **own}
         return build_config({**values, "data": str(self.data), "seed": seed})
 

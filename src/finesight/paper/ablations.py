@@ -193,9 +193,9 @@ READING = Ablation(
     "nothing is held out (validation.fraction 0), 'released' hands out its last encoder, not its best. The KL of one "
     "reading is not that of another.",
     trainings={
-        "finesight": {"rationale.reading": "finesight"},
-        "paper": {"rationale.reading": "paper"},
-        "released": {"rationale.reading": "released"},
+        "finesight": {"rationale.variant": "finesight"},
+        "paper": {"rationale.variant": "paper"},
+        "released": {"rationale.variant": "released"},
         "relu-loss": {"rationale.rectify": "relu", "rationale.score": "loss"},
         "relu-negative": {"rationale.rectify": "relu", "rationale.score": "negative_loss"},
     },

@@ -25,7 +25,7 @@ NETWORKS: dict[str, Network] = {
     "frozen": Network(None),
     "moco-v2": Network("moco-v2"),
     "lcr": Network("lcr", rationale=True, study=True),
-    "lcr-paper": Network("lcr", settings={"rationale.reading": "paper"}),
+    "lcr-paper": Network("lcr", settings={"rationale.variant": "paper"}),
 }
 PROJECTIONS = (1, 2, 4, 8, 16, 64, 128, 256)  # the K curve beside LCR's own 32
 UNTRAINED = "untrained"
@@ -74,7 +74,7 @@ SYSTEMS: dict[str, System] = {
 
 
 def _by_method(method: str) -> System:
-    """The pooling is the method's, or that of the reading ``finesight``."""
+    """The pooling is the method's, or that of the variant ``finesight``."""
     entry = METHODS[method]
     pooling = entry.pooling or ("rationale-gem" if entry.rationale else "average")
     return System(method, pooling, entry.about, paper=entry.paper)

@@ -1,25 +1,26 @@
-"""Where the paper, its released code and common sense differ, as switches; and the three named readings.
+"""Where the paper, its released code and common sense differ, as switches; and the three named variants.
 
-The numbers in brackets are the rows of the table of ambiguities in ``docs/readings.md``.
+The numbers in brackets are the rows of the table of ambiguities in ``docs/variants.md``.
 """
 
 from __future__ import annotations
 
 from typing import Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from finesight.nn.pooling_config import PoolingName
 
-ReadingName = Literal["finesight", "paper", "released"]
+VariantName = Literal["finesight", "paper", "released"]
 
 
 class RationaleConfig(BaseModel):
-    """Everything the rationale can be read to mean. The defaults are the reading ``finesight``."""
+    """All choices of the rationale. The defaults are the variant ``finesight``."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    reading: ReadingName = "finesight"
+    # called "reading" in files of earlier versions
+    variant: VariantName = Field("finesight", validation_alias=AliasChoices("variant", "reading"))
     # target: the GradCAM map G
     score: Literal["loss", "negative_loss", "positive"] = "loss"  # [1] the scalar that is differentiated
     rectify: Literal["relu", "abs"] = "abs"  # [1] "abs" keeps both halves of the zero-sum map
@@ -66,11 +67,11 @@ class RationaleConfig(BaseModel):
         return self
 
 
-READINGS: dict[ReadingName, RationaleConfig] = {
+VARIANTS: dict[VariantName, RationaleConfig] = {
     "finesight": RationaleConfig(),
     # Equations 3-9 as printed, with L_CL as the code averages it over the batch.
     "paper": RationaleConfig(
-        reading="paper",
+        variant="paper",
         rectify="relu",
         target_scale="batch_mean",
         input_norm="none",
@@ -86,7 +87,7 @@ READINGS: dict[ReadingName, RationaleConfig] = {
     ),
     # The public code of the MoCo form: rows instead of positions, no τ, summed KL, batch-wide ranges.
     "released": RationaleConfig(
-        reading="released",
+        variant="released",
         rectify="relu",
         target_scale="batch_mean",
         detach_target=False,

@@ -17,7 +17,7 @@ from finesight.io.console import console
 from finesight.methods.base import OBJECTIVES, Method, ObjectiveConfig, find_method
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import TrainPooling
-from finesight.rationale.config import READINGS, RationaleConfig
+from finesight.rationale.config import VARIANTS, RationaleConfig
 from finesight.training.renamed import current_settings
 
 M = TypeVar("M", bound=BaseModel)
@@ -184,25 +184,25 @@ def train_config(objective: str | None) -> type[TrainConfig]:
 
 
 def _rationale(values: dict[str, Any], chosen: Method) -> dict[str, Any] | None:
-    """Its settings on top of the reading's. A method has a rationale or not; true, false or a reading decide anew."""
+    """Its settings on top of the variant's. A method has a rationale or not; true, false or a variant decide anew."""
     wanted = values.get("rationale")
     if wanted is False or (wanted is None and "rationale" in values):
         return None
     settings = {} if wanted is True else _settings(values, "rationale")
-    if not (chosen.rationale or wanted is True or "reading" in settings):
+    if not (chosen.rationale or wanted is True or "variant" in settings):
         if settings:
             raise FineSightError(
                 f"Method {values['method']!r} has no rationale, yet these were set: {', '.join(settings)}. "
-                "Add --rationale, or --reading."
+                "Add --rationale, or --variant."
             )
         return None
     if chosen.objective is None:
         raise FineSightError(f"Method {values['method']!r} trains nothing: it has no loss to explain by a rationale.")
-    reading = settings.get("reading", "finesight")
-    if reading not in tuple(READINGS):
-        raise FineSightError(f"There is no reading {reading!r}. There are: {', '.join(READINGS)}.")
+    variant = settings.get("variant", "finesight")
+    if variant not in tuple(VARIANTS):
+        raise FineSightError(f"There is no variant {variant!r}. There are: {', '.join(VARIANTS)}.")
     own = nested(dict(chosen.settings)).get("rationale", {})
-    return {**READINGS[reading].model_dump(), **own, **settings}
+    return {**VARIANTS[variant].model_dump(), **own, **settings}
 
 
 def _defaults(objective: str, values: dict[str, Any], rationale: dict[str, Any] | None) -> dict[str, Any]:

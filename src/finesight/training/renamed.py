@@ -22,6 +22,7 @@ RENAMED: dict[str, str] = {
     "focus.every": "focus.every_n_epochs",
     "saliency.every": "saliency.every_n_epochs",
     "objective.hold_epochs": "objective.freeze_epochs",
+    "rationale.reading": "rationale.variant",
     "views.grey": "views.gray",
     "views.solarise": "views.solarize",
     "views.solarise_threshold": "views.solarize_threshold",

@@ -61,7 +61,7 @@ def _encoder_config(config: TrainConfig, backbone: Backbone) -> EncoderConfig:
 
 
 def save_encoder(config: TrainConfig, run: RunFolder, module: TrainingModule) -> None:
-    """The best one where the reading wants that, else the last; the encoder's folder is what marks a finished run."""
+    """The best one where the variant wants that, else the last; the encoder's folder is what marks a finished run."""
     wants_best = config.rationale is not None and config.rationale.checkpoint == "best"
     encoder = Encoder.load(run.best_encoder) if wants_best and run.best_encoder.exists() else encoder_of(config, module)
     if module.rationale is not None and len(module.rationale.study):

@@ -282,7 +282,7 @@ def _validator(
     cache: DecodedCache,
     held_out: NDArray[np.int64],
 ) -> Callable[[], dict[str, float]] | None:
-    """Leave-one-out retrieval on the held-out slice; keeps the best encoder where the reading wants it."""
+    """Leave-one-out retrieval on the held-out slice; keeps the best encoder where the variant wants it."""
     labels = cache.source.labels
     if labels is None or len(held_out) < 2 or np.unique(labels[held_out], return_counts=True)[1].max() < 2:
         return None

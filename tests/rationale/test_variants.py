@@ -1,4 +1,4 @@
-"""The named readings, and that every open point of the paper is a switch that does what its name says."""
+"""The named variants, and that every open point of the paper is a switch that does what its name says."""
 
 import re
 from pathlib import Path
@@ -10,20 +10,19 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.evaluation.evaluate import _probe_unit
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import attention_mask, pool
-from finesight.rationale.config import READINGS, RationaleConfig, ReadingName
+from finesight.rationale.config import VARIANTS, RationaleConfig, VariantName
 from finesight.rationale.loss import Rationale
 from finesight.training.batches import Batch
 from finesight.training.config import build_config
 from finesight.training.module import TrainingModule
 
-DOCUMENT = Path(__file__).parents[2] / "docs" / "readings.md"
+DOCUMENT = Path(__file__).parents[2] / "docs" / "variants.md"
 
-# The table of ambiguities: row -> field -> the values its readings name.
+# The table of ambiguities: row -> field -> the values its variants name.
 ROWS: dict[int, dict[str, list[Any]]] = {
     1: {"score": ["loss", "positive", "negative_loss"], "rectify": ["relu", "abs"]},
     2: {"divergence": ["attention_target", "target_attention"]},
@@ -101,18 +100,18 @@ def test_every_row_of_the_table_is_a_switch(row: int) -> None:
             with_switch(**{field: "something else"})
 
 
-def test_named_readings_are_what_paper_and_public_code_say() -> None:
-    assert set(READINGS) == {"finesight", "paper", "released"}
-    for name, reading in READINGS.items():
-        assert reading.reading == name
-    assert READINGS["finesight"] == RationaleConfig()
+def test_named_variants_are_what_paper_and_public_code_say() -> None:
+    assert set(VARIANTS) == {"finesight", "paper", "released"}
+    for name, variant in VARIANTS.items():
+        assert variant.variant == name
+    assert VARIANTS["finesight"] == RationaleConfig()
     for name, expected in (("paper", PAPER), ("released", RELEASED)):
-        dumped = READINGS[name].model_dump()
+        dumped = VARIANTS[name].model_dump()
         assert {key: dumped[key] for key in expected} == expected
 
 
-def test_finesight_is_the_reading_that_teaches_the_branch() -> None:
-    ours = READINGS["finesight"]
+def test_finesight_is_the_variant_that_teaches_the_branch() -> None:
+    ours = VARIANTS["finesight"]
     assert (ours.rectify, ours.target_scale, ours.input_norm, ours.detach_target) == ("abs", "max", "l2", True)
     assert ours.branch_lr is not None
     assert (ours.mask_range, ours.mask_divisor, ours.checkpoint) == ("image", "shifted_max", "last")
@@ -181,7 +180,7 @@ def test_a_switch_changes_what_it_names_and_nothing_else(switch: dict[str, Any],
 
 
 def test_every_field_is_tried_above() -> None:
-    assert set(RationaleConfig.model_fields) - {"reading"} == {name for switch, _ in CHANGES for name in switch}
+    assert set(RationaleConfig.model_fields) - {"variant"} == {name for switch, _ in CHANGES for name in switch}
 
 
 def test_sign_of_the_score_decides_which_half_relu_keeps() -> None:
@@ -226,12 +225,12 @@ def test_without_rationale_the_loss_is_the_contrastive_one() -> None:
     assert "kl" not in module.metrics
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_branch_takes_its_own_adam_step_or_a_part_of_the_sgd(reading: ReadingName) -> None:
-    module = training_module(**{"rationale.reading": reading})
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_branch_takes_its_own_adam_step_or_a_part_of_the_sgd(variant: VariantName) -> None:
+    module = training_module(**{"rationale.variant": variant})
     assert module.rationale is not None
     backbone, heads, branch = module.optimizer.param_groups
-    own = READINGS[reading].branch_lr
+    own = VARIANTS[variant].branch_lr
     assert (branch["optimizer"], branch["base_lr"]) == (("sgd", 0.03) if own is None else ("adam", own))
     assert [(group["optimizer"], group["base_lr"]) for group in (backbone, heads)] == [("sgd", 0.03)] * 2
     assert {id(p) for p in branch["params"]} == {id(p) for p in module.rationale.parameters()}
@@ -241,12 +240,12 @@ def test_branch_takes_its_own_adam_step_or_a_part_of_the_sgd(reading: ReadingNam
     assert {id(p) for p in heads["params"]} == trained - own
 
 
-@pytest.mark.parametrize("reading", READINGS)
-def test_projection_head_follows_the_reading(reading: ReadingName) -> None:
-    module = training_module(**{"rationale.reading": reading})
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_projection_head_follows_the_variant(variant: VariantName) -> None:
+    module = training_module(**{"rationale.variant": variant})
     kinds = [type(layer).__name__ for layer in module.objective.head]
     three = ["Linear", "ReLU", "Linear", "ReLU", "Linear", "BatchNorm1d"]
-    assert kinds == (three if READINGS[reading].projector == "3-layer-bn" else ["Linear", "ReLU", "Linear"])
+    assert kinds == (three if VARIANTS[variant].projector == "3-layer-bn" else ["Linear", "ReLU", "Linear"])
 
 
 def tiny_encoder(**switches: Any) -> Encoder:
@@ -264,18 +263,13 @@ def test_encoder_masks_follow_range_and_divisor() -> None:
     for over in ("image", "batch"):
         for divisor in ("max", "shifted_max"):
             encoder = tiny_encoder(mask_range=over, mask_divisor=divisor, mask_power=1.0)
-            masks[over, divisor] = encoder.mask(phi)
+            masks[over, divisor] = encoder.masks(phi)["rationale"]
             expected = attention_mask(encoder.branch(phi), over=over, divisor=divisor)
             assert torch.equal(masks[over, divisor], expected)
             sharper = tiny_encoder(mask_range=over, mask_divisor=divisor, mask_power=3.0)
             plain = attention_mask(sharper.branch(phi), over=over, divisor=divisor)
-            torch.testing.assert_close(sharper.mask(phi), plain * plain * plain)
+            torch.testing.assert_close(sharper.masks(phi)["rationale"], plain * plain * plain)
     assert len({tuple(mask.flatten().tolist()) for mask in masks.values()}) == 4
-
-
-def test_probe_input() -> None:
-    assert _probe_unit(tiny_encoder(probe_input="unit"))
-    assert not _probe_unit(tiny_encoder(probe_input="raw"))
 
 
 def test_sum_and_average_pooling_differ_by_a_constant_only() -> None:
