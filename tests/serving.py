@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import io
-import multiprocessing
 import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -25,26 +25,15 @@ from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.rationale.config import VARIANTS
 from finesight.search.build import open_or_create, update_index
+from finesight.search.engines import open_index
 from finesight.server.app import create_app
-from finesight.server.guard import Access
-from finesight.server.limits import Limits
-from finesight.server.service import Service
-from processes import Command, _empty_file, _run_cli, environment, start_server
+from finesight.server.config import ServerConfig
+from finesight.server.job import BackgroundJob
+from finesight.server.run_server import SearchServer, bind, browser_address
+from finesight.server.service import SearchService
+from processes import Command
 
 BASE = "http://127.0.0.1:8000"
-
-
-def _run_with_servers(args: list[str], out: str, err: str, env: dict[str, str]) -> None:
-    """``processes._run_cli``, the commands of the server being among the others."""
-    import finesight.cli.main as cli
-    from finesight.cli.serve import serve
-    from finesight.cli.up import up
-
-    names = {found.name or getattr(found.callback, "__name__", "") for found in cli.app.registered_commands}
-    for one in (serve, up):
-        if one.__name__ not in names:
-            cli.app.command()(one)
-    _run_cli(args, out, err, env)
 
 
 def small_encoder(folder: Path, *, rationale: bool = True) -> Path:
@@ -72,21 +61,37 @@ def indexed(run: Path, images: Path) -> Path:
 
 @contextmanager
 def service_for(
-    index: Path, limits: Limits | None = None, cache: Path | None = None, job: Any = None
-) -> Iterator[Service]:
-    from finesight.search.engines import open_index
-
-    opened = open_index(index)
-    service = Service(opened, TorchEmbedder.load(index.parent), limits, cache_dir=cache, job=job)
+    index: Path, cache: Path | None = None, job: BackgroundJob | None = None, **config: Any
+) -> Iterator[SearchService]:
+    """Yield a service of an index; ``config`` are settings of ``ServerConfig``."""
+    settings = ServerConfig(cache_dir=cache, **config)
+    service = SearchService(open_index(index), TorchEmbedder.load(index.parent), settings, job)
     try:
         yield service
     finally:
         service.close(5)
 
 
-def client(service: Service, access: Access | None = None, base: str = BASE) -> TestClient:
-    """Talks to the app without a network. Redirections are not followed."""
-    return TestClient(create_app(service, access), base_url=base, follow_redirects=False)
+def client(service: SearchService) -> TestClient:
+    """Return a client that talks to the app without a network. It follows no redirections."""
+    return TestClient(create_app(service), base_url=BASE, follow_redirects=False)
+
+
+@contextmanager
+def in_thread(service: SearchService) -> Iterator[tuple[str, SearchServer]]:
+    """Serve as ``finesight serve`` does, on a free port of this process. Yield the address and the server."""
+    ready = threading.Event()
+    server = SearchServer(service, ready.set)
+    with bind("127.0.0.1", 0) as bound:
+        thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
+        thread.start()
+        try:
+            assert ready.wait(20)
+            yield browser_address(bound, "127.0.0.1"), server
+        finally:
+            server.should_exit = True
+            thread.join(20)
+            assert not thread.is_alive()
 
 
 def refused(answer: httpx.Response, status: int, *words: str) -> str:
@@ -117,16 +122,6 @@ def form(data: bytes, name: str = "query.png", kind: str = "image/png") -> dict[
 
 class Serving(Command):
     """``finesight serve …`` (or ``up``) in a process of its own."""
-
-    def __init__(self, *args: str | Path, **env: str) -> None:
-        self._out, self._err = (_empty_file() for _ in range(2))
-        start_server()
-        context = multiprocessing.get_context("forkserver")
-        words = [str(arg) for arg in args]
-        self.process = context.Process(
-            target=_run_with_servers, args=(words, self._out, self._err, environment(**env)), daemon=True
-        )
-        self.process.start()
 
     def said(self) -> str:
         return Path(self._out).read_text()

@@ -6,7 +6,6 @@ import base64
 import io
 import os
 import shutil
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,13 +14,10 @@ from urllib.parse import parse_qs, urlsplit
 
 import numpy as np
 import pytest
-import uvicorn
 from PIL import Image
 from playwright.sync_api import Browser, Locator, Page, Request, expect, sync_playwright
 
 from finesight.data.drawing import draw, make_species
-from finesight.server.app import create_app
-from finesight.server.service import Service
 
 HTML_NAME = "<img src=x onerror=alert(1)> & <b>bold.png"
 CSV_NAME = '=1+2,"quoted".png'
@@ -149,28 +145,6 @@ def opened(browser: Browser, url: str, **options: object) -> Iterator[Tab]:
 def pixels(target: Locator) -> np.ndarray:
     """What is on the screen there."""
     return np.asarray(Image.open(io.BytesIO(target.screenshot())).convert("RGB"), np.float64)
-
-
-@contextmanager
-def in_thread(service: Service) -> Iterator[tuple[str, uvicorn.Server]]:
-    """The app on a free port of this process, whose work a test can hold up."""
-    server = uvicorn.Server(uvicorn.Config(create_app(service), port=0, log_level="error"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            thread.join(0.02)
-        yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}/", server
-    finally:
-        server.should_exit = True
-        thread.join(20)
-
-
-@contextmanager
-def page_of(browser: Browser, service: Service) -> Iterator[tuple[Tab, uvicorn.Server]]:
-    with in_thread(service) as (url, server), opened(browser, url) as tab:
-        yield tab, server
 
 
 def scores(page: Page) -> list[float]:

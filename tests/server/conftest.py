@@ -1,4 +1,4 @@
-"""One browser and one server process for each module that looks at the page. Heavy imports are inside."""
+"""One index and one server process for all tests of the server. Heavy imports are inside."""
 
 from __future__ import annotations
 
@@ -11,16 +11,48 @@ import pytest
 if TYPE_CHECKING:
     from browsing import Tab
     from playwright.sync_api import Browser
+    from starlette.testclient import TestClient
+
+    from finesight.server.service import SearchService
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
+def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
+    """An index of eight drawn pictures, and their folder. Nothing may change them."""
+    from serving import gallery
+
+    return gallery(tmp_path_factory.mktemp("server"))
+
+
+@pytest.fixture(scope="session")
+def service(place: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchService]:
+    from serving import service_for
+
+    with service_for(place[0], tmp_path_factory.mktemp("cache"), upload_bytes=200_000, pixels=1_000_000) as service:
+        yield service
+
+
+@pytest.fixture(scope="session")
+def web(service: SearchService) -> TestClient:
+    from serving import client
+
+    return client(service)
+
+
+@pytest.fixture(scope="session")
+def ids(web: TestClient) -> dict[str, str]:
+    """The id of each path."""
+    return {item["path"]: item["id"] for item in web.get("/api/items").json()["items"]}
+
+
+@pytest.fixture(scope="session")
 def page_birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from browsing import draw_birds
 
     return draw_birds(tmp_path_factory.mktemp("page") / "birds")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def page_server(page_birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     from serving import Serving, indexed, small_encoder
 
@@ -30,7 +62,7 @@ def page_server(page_birds: Path, tmp_path_factory: pytest.TempPathFactory) -> I
         yield running.url
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="module")  # Playwright's event loop must not outlive it: asyncio.run would fail in other modules
 def browser() -> Iterator[Browser]:
     from browsing import started_browser
 
@@ -46,7 +78,7 @@ def tab(browser: Browser, page_server: str) -> Iterator[Tab]:
         yield tab
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def bird(page_birds: Path) -> bytes:
     """One of the indexed files: it must be found first."""
     return (page_birds / "kind-2" / "bird 3.png").read_bytes()

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from browsing import CSV_NAME, HTML_NAME, ITEMS, PAINTED, Tab, opened, page_of, pixels
+from browsing import CSV_NAME, HTML_NAME, ITEMS, PAINTED, Tab, opened, pixels
 from playwright.sync_api import Browser, Page, expect
 
 from finesight.features.embedder import TorchEmbedder
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
-from finesight.server.jobs import Job
-from serving import indexed, service_for, small_encoder
+from finesight.server.job import BackgroundJob
+from serving import in_thread, indexed, service_for, small_encoder
 
 SMALL = """nodes => nodes
     .filter((node) => Math.min(node.getBoundingClientRect().height, node.getBoundingClientRect().width) < 34)
@@ -100,6 +100,15 @@ def test_groups(tab: Tab) -> None:
     page.wait_for_url("**method=hdbscan**")
     expect(page.locator("#groups-title")).to_have_text(re.compile(r"^\d+ groups?$"))
     assert tab.asked("clusters")[-1] == {"method": "hdbscan"}
+
+
+def test_documentation(tab: Tab) -> None:
+    """Swagger UI works under the content policy, and asks nobody else."""
+    page = tab.go("docs")
+    page.locator("#operations-default-health_api_health_get .opblock-summary-control").click()
+    page.get_by_role("button", name="Try it out").click()
+    page.get_by_role("button", name="Execute").click()
+    expect(page.locator(".live-responses-table .response-col_status").last).to_have_text("200")
 
 
 # --- without a mouse, on a phone, in the dark -------------------------------------------------------------------------
@@ -240,7 +249,11 @@ def test_light_and_dark(browser: Browser, page_server: str) -> None:
 
 def test_without_a_rationale(browser: Browser, page_birds: Path, tmp_path: Path) -> None:
     index = indexed(small_encoder(tmp_path / "run", rationale=False), page_birds / "kind-3")
-    with service_for(index, cache=tmp_path / "cache") as service, page_of(browser, service) as (tab, _):
+    with (
+        service_for(index, tmp_path / "cache") as service,
+        in_thread(service) as (url, _),
+        opened(browser, url) as tab,
+    ):
         page = tab.go()
         page.locator("#samples .open").first.click()
         tab.searched()
@@ -256,9 +269,9 @@ def test_progress_and_a_server_that_ends(browser: Browser, page_birds: Path, tmp
     engine, gate = TorchEmbedder.load(run), threading.Event()
     open_or_create(str(run / "index"), engine, run, page_birds).close()
 
-    def work(job: Job) -> None:
+    def work(job: BackgroundJob) -> None:
         def tell(phase: str, done: int, total: int) -> None:
-            job.tell(phase, done, total)
+            job.report(phase, done, total)
             if done == 15:
                 assert gate.wait(60)
 
@@ -266,10 +279,10 @@ def test_progress_and_a_server_that_ends(browser: Browser, page_birds: Path, tmp
         update_index(index, engine, page_birds, workers=1, callback=tell)
         index.close()
 
-    job = Job(work)
-    with service_for(run / "index", cache=tmp_path / "cache", job=job) as service:
+    job = BackgroundJob(work)
+    with service_for(run / "index", tmp_path / "cache", job) as service:
         job.start()
-        with page_of(browser, service) as (tab, server):
+        with in_thread(service) as (url, server), opened(browser, url) as tab:
             tab.expected = ("ERR_CONNECTION_REFUSED",)
             page = tab.go()
             expect(page.locator("#building-words")).to_have_text(f"Adding pictures: 15 of {ITEMS}.")

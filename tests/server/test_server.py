@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import io
+import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -15,35 +16,23 @@ from starlette.testclient import TestClient
 
 from finesight import __version__
 from finesight.explain.contributions import similarity
+from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import picture_view
-from finesight.server.jobs import Job
-from finesight.server.limits import Limits
-from finesight.server.queries import Queries, Query
-from finesight.server.service import Service
-from serving import client, copied, drawn, form, gallery, indexed, refused, service_for, small_encoder
+from finesight.features.types import Box, Embedding, View
+from finesight.search.build import open_or_create
+from finesight.search.engines import open_index
+from finesight.server.config import ServerConfig
+from finesight.server.image_store import ThumbnailCache
+from finesight.server.job import BackgroundJob
+from finesight.server.run_server import update_job
+from finesight.server.service import SearchService
+from serving import client, copied, drawn, form, indexed, refused, service_for, small_encoder
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return gallery(tmp_path_factory.mktemp("server"))
-
-
-@pytest.fixture(scope="module")
-def service(place: tuple[Path, Path]) -> Iterator[Service]:
-    with service_for(place[0]) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def web(service: Service) -> TestClient:
-    return client(service)
-
-
-@pytest.fixture(scope="module")
-def ids(web: TestClient) -> dict[str, str]:
-    """Id of each path."""
-    return {item["path"]: item["id"] for item in web.get("/api/items").json()["items"]}
+def encoder(place: tuple[Path, Path]) -> Encoder:
+    return Encoder.load(place[0].parent)
 
 
 def unit(vector: np.ndarray) -> np.ndarray:
@@ -61,22 +50,24 @@ def ranking(
 # --- health and items -------------------------------------------------------------------------------------------------
 
 
-def test_health(web: TestClient, place: tuple[Path, Path], service: Service) -> None:
+def test_health(web: TestClient, service: SearchService) -> None:
     health = web.get("/api/health").json()
-    assert health["status"] == "ok"
-    assert health["version"] == __version__
-    assert health["items"] == 8
-    assert health["spaces"] == ["rationale-gem", "average"]
-    assert health["encoder"] == {
-        "method": "lcr",
-        "resolution": 32,
-        "pooling": "rationale-gem",
-        "fingerprint": service.embedder.fingerprint,
+    assert health.pop("index")["kind"] == "exact"
+    assert health == {
+        "status": "ok",
+        "version": __version__,
+        "items": 8,
+        "spaces": ["rationale-gem", "average"],
+        "encoder": {
+            "method": "lcr",
+            "resolution": 32,
+            "pooling": "rationale-gem",
+            "fingerprint": service.embedder.fingerprint,
+        },
+        "progress": None,
+        "problem": None,
+        "projections": 4,
     }
-    assert health["index"]["kind"] == "exact"
-    assert health["progress"] is None
-    assert health["problem"] is None
-    assert health["projections"] == 4
 
 
 def test_items_in_pages_and_by_text(web: TestClient) -> None:
@@ -84,30 +75,33 @@ def test_items_in_pages_and_by_text(web: TestClient) -> None:
     paths = [item["path"] for item in whole["items"]]
     assert whole["total"] == 8
     assert paths == sorted(paths)
-    assert whole["items"][0] == {
-        "id": whole["items"][0]["id"],
-        "path": "bird-0.png",
-        "name": "bird-0.png",
-        "width": 40,
-        "height": 40,
-    }
-    part = web.get("/api/items", params={"offset": 3, "limit": 2}).json()
-    assert part == {"total": 8, "items": whole["items"][3:5]}
-    found = web.get("/api/items", params={"text": "MORE/Bird"}).json()
-    assert found["total"] == 4
-    assert {item["name"] for item in found["items"]} == {f"bird {n}.png" for n in (1, 3, 5, 7)}
-    assert web.get("/api/items", params={"offset": 100}).json() == {"total": 8, "items": []}
-    assert web.get("/api/items", params={"text": "no such"}).json() == {"total": 0, "items": []}
+    first = whole["items"][0]
+    assert first == {"id": first["id"], "path": "bird-0.png", "name": "bird-0.png", "width": 40, "height": 40}
+    named = [item for item in whole["items"] if item["path"].startswith("more/")]
+    assert {item["name"] for item in named} == {f"bird {n}.png" for n in (1, 3, 5, 7)}
+    for params, total, items in (
+        ({"offset": 3, "limit": 2}, 8, whole["items"][3:5]),
+        ({"text": "MORE/Bird"}, 4, named),
+        ({"offset": 100}, 8, []),
+        ({"text": "no such"}, 0, []),
+    ):
+        assert web.get("/api/items", params=params).json() == {"total": total, "items": items}
 
 
-def test_one_item(web: TestClient, ids: dict[str, str], place: tuple[Path, Path]) -> None:
+def test_one_item(web: TestClient, ids: dict[str, str], place: tuple[Path, Path], encoder: Encoder) -> None:
     item = web.get(f"/api/items/{ids['more/bird 5.png']}").json()
-    assert (item["path"], item["name"]) == ("more/bird 5.png", "bird 5.png")
-    assert (item["width"], item["height"]) == (60, 40)
-    view = picture_view(place[1] / "more/bird 5.png", 32)
-    assert tuple(item["view"].values()) == pytest.approx(view.box)
-    encoder = Encoder.load(place[0].parent)
-    assert np.array(item["mask"]) == pytest.approx(encoder.attend(place[1] / "more/bird 5.png")[0].numpy(), abs=1e-5)
+    file = place[1] / "more/bird 5.png"
+    view, mask = item.pop("view"), item.pop("mask")
+    assert item == {
+        "id": ids["more/bird 5.png"],
+        "path": "more/bird 5.png",
+        "name": "bird 5.png",
+        "width": 60,
+        "height": 40,
+        "bytes": file.stat().st_size,
+    }
+    assert tuple(view.values()) == pytest.approx(picture_view(file, 32).box)
+    assert np.array(mask) == pytest.approx(encoder.attend(file)[0].numpy(), abs=1e-5)
     refused(web.get("/api/items/1"), 404, "no image")
 
 
@@ -116,12 +110,11 @@ def test_one_item(web: TestClient, ids: dict[str, str], place: tuple[Path, Path]
 
 @pytest.mark.parametrize("by", ["rationale-gem", "average"])
 def test_upload_finds_what_the_encoder_says(
-    web: TestClient, ids: dict[str, str], place: tuple[Path, Path], tmp_path: Path, by: str
+    web: TestClient, ids: dict[str, str], place: tuple[Path, Path], encoder: Encoder, tmp_path: Path, by: str
 ) -> None:
     data = drawn("JPEG", (64, 50), seed=99)
     answer = web.post("/api/search", files=form(data, "a photo.jpg"), data={"k": "5", "by": by}).json()
     (tmp_path / "query.jpg").write_bytes(data)
-    encoder = Encoder.load(place[0].parent)
     query = unit(encoder.embed(tmp_path / "query.jpg", by).numpy()[0])  # type: ignore[arg-type]
     expected = ranking(encoder, query, place[1], list(ids), by)[:5]
     assert answer["by"] == by
@@ -155,13 +148,15 @@ def test_an_upload_is_remembered(web: TestClient) -> None:
     refused(web.get("/api/search", params={"query": "q" + "0" * 16}), 404, "no longer remembered")
 
 
-def test_search_by_a_part(web: TestClient, ids: dict[str, str], service: Service, place: tuple[Path, Path]) -> None:
+def test_search_by_a_part(
+    web: TestClient, ids: dict[str, str], service: SearchService, place: tuple[Path, Path], encoder: Encoder
+) -> None:
     box = (0.7, 0.1, 0.25, 0.5)
     text = ",".join(map(str, box))
     path = "more/bird 7.png"  # 68 × 40: the box is not in the middle square
     view = picture_view(place[1] / path, 32, box)
     vector = service.embedder.encode([view], [box])[0].features["average"]
-    expected = ranking(Encoder.load(place[0].parent), vector, place[1], list(ids), "average")
+    expected = ranking(encoder, vector, place[1], list(ids), "average")
     by_item = web.get("/api/search", params={"query": ids[path], "box": text, "by": "average"}).json()
     assert [hit["path"] for hit in by_item["hits"]] == [one for one, _ in expected if one != path]
     assert tuple(by_item["query"]["view"].values()) == pytest.approx(view.box)
@@ -222,7 +217,7 @@ def test_pictures_are_small_and_drawn_anew(tmp_path: Path) -> None:
     exif[0x0112] = 6  # lies on its side
     (images / "large.jpg").write_bytes(drawn("JPEG", (2400, 1200), exif=exif, comment=b"SecretComment"))
     index = indexed(small_encoder(tmp_path / "run"), images)
-    with service_for(index, cache=tmp_path / "cache") as service:
+    with service_for(index, tmp_path / "cache") as service:
         web = client(service)
         name = web.get("/api/items").json()["items"][0]["id"]
         for kind, size in (("thumb", (160, 320)), ("image", (800, 1600))):
@@ -244,7 +239,7 @@ def test_pictures_are_small_and_drawn_anew(tmp_path: Path) -> None:
 
 def test_thumbnails_are_kept_and_follow_the_file(place: tuple[Path, Path], tmp_path: Path) -> None:
     index, images = copied(*place, tmp_path)
-    with service_for(index, cache=tmp_path / "cache") as service:
+    with service_for(index, tmp_path / "cache") as service:
         web = client(service)
         name = web.get("/api/items", params={"text": "bird-0"}).json()["items"][0]["id"]
         first = web.get(f"/api/items/{name}/thumb")
@@ -264,25 +259,20 @@ def test_thumbnails_are_kept_and_follow_the_file(place: tuple[Path, Path], tmp_p
 
 
 def test_the_thumbnails_have_a_limit(tmp_path: Path) -> None:
-    from finesight.server.safe_files import Stamp
-    from finesight.server.thumbs import Thumbs
-
-    thumbs = Thumbs(tmp_path, most_bytes=10_000)
-    keys = [Thumbs.key("a.jpg", Stamp(1, n), 320) for n in range(20)]
-    assert len(set(keys)) == 20
+    thumbnails = ThumbnailCache(tmp_path, most_bytes=10_000)
+    keys = [f"{n:02d}" for n in range(20)]
     for n, key in enumerate(keys):
-        thumbs.put(key, bytes(1000))
-        time.sleep(0.002)
-        assert thumbs.get(key) == bytes(1000), n
-    thumbs.prune()
-    kept = [thumbs.get(key) is not None for key in keys]
-    assert kept == [False] * 12 + [True] * 8
+        thumbnails.add(key, bytes(1000))
+        os.utime(tmp_path / key / f"{key}.jpg", ns=(n, n))
+    assert all(thumbnails.get(key) == bytes(1000) for key in keys)
+    thumbnails.prune()
+    assert [thumbnails.get(key) is not None for key in keys] == [False] * 12 + [True] * 8
 
 
 # --- why --------------------------------------------------------------------------------------------------------------
 
 
-def test_attention(web: TestClient, ids: dict[str, str], place: tuple[Path, Path]) -> None:
+def test_attention(web: TestClient, ids: dict[str, str]) -> None:
     path = "more/bird 3.png"
     seen = web.get(f"/api/attention/{ids[path]}").json()
     assert seen["mask"] == web.get(f"/api/items/{ids[path]}").json()["mask"]
@@ -301,7 +291,7 @@ def test_attention(web: TestClient, ids: dict[str, str], place: tuple[Path, Path
 
 @pytest.mark.parametrize("box", [None, "0.1,0.2,0.6,0.5"])
 def test_explanation_sums_to_the_score(
-    web: TestClient, ids: dict[str, str], place: tuple[Path, Path], box: str | None
+    web: TestClient, ids: dict[str, str], place: tuple[Path, Path], encoder: Encoder, box: str | None
 ) -> None:
     params = {"query": ids["bird-4.png"], **({} if box is None else {"box": box})}
     hit = web.get("/api/search", params=params).json()["hits"][0]
@@ -310,7 +300,6 @@ def test_explanation_sums_to_the_score(
     for side in ("query", "hit"):
         assert np.sum(why[side]["map"]) == pytest.approx(why["score"], abs=1e-9)
     assert sum(one["share"] for one in why["projections"]) == pytest.approx(why["score"], abs=1e-9)
-    encoder = Encoder.load(place[0].parent)
     region = None if box is None else tuple(map(float, box.split(",")))
     views = picture_view(place[1] / "bird-4.png", 32, region), picture_view(place[1] / hit["path"], 32)
     own = similarity(encoder, *views, "rationale-gem", region)
@@ -324,7 +313,7 @@ def test_an_encoder_without_a_rationale(tmp_path: Path) -> None:
     for n in range(2):
         (images / f"{n}.png").write_bytes(drawn(seed=n))
     index = indexed(small_encoder(tmp_path / "run", rationale=False), images)
-    with service_for(index, cache=tmp_path / "cache") as service:
+    with service_for(index, tmp_path / "cache") as service:
         web = client(service)
         health = web.get("/api/health").json()
         assert (health["spaces"], health["projections"]) == (["average"], 0)
@@ -369,17 +358,13 @@ def test_clusters(web: TestClient, ids: dict[str, str], params: dict[str, object
 
 
 def test_an_empty_index_that_fills(tmp_path: Path) -> None:
-    from finesight.features.embedder import TorchEmbedder
-    from finesight.search.build import open_or_create
-    from finesight.server.serve import update_job
-
     images, run = tmp_path / "images", small_encoder(tmp_path / "run")
     images.mkdir()
     (images / "a.png").write_bytes(drawn())
-    engine = TorchEmbedder.load(run)
-    open_or_create(str(run / "index"), engine, run, images).close()
-    job = update_job(str(run / "index"), engine, images, run, workers=1, progress=False)
-    with service_for(run / "index", cache=tmp_path / "cache", job=job) as service:
+    embedder = TorchEmbedder.load(run)
+    open_or_create(str(run / "index"), embedder, run, images).close()
+    job = update_job(str(run / "index"), embedder, images, run, workers=1, progress=False)
+    with service_for(run / "index", tmp_path / "cache", job) as service:
         web = client(service)
         before = web.get("/api/health").json()
         assert (before["status"], before["items"]) == ("building", 0)
@@ -390,7 +375,7 @@ def test_an_empty_index_that_fills(tmp_path: Path) -> None:
         refused(web.get("/api/clusters/0"), 404, "no cluster 0")
         job.start()
         deadline = time.monotonic() + 30
-        while job.stage is not None and time.monotonic() < deadline:
+        while job.progress is not None and time.monotonic() < deadline:
             time.sleep(0.01)
         after = web.get("/api/health").json()
         assert (after["status"], after["items"], after["progress"]) == ("ok", 1, None)
@@ -399,51 +384,47 @@ def test_an_empty_index_that_fills(tmp_path: Path) -> None:
         assert web.get("/api/items").json()["total"] == 1
 
 
-def test_a_job_that_fails_is_told(place: tuple[Path, Path], tmp_path: Path) -> None:
-    from finesight.features.embedder import TorchEmbedder
-    from finesight.server.serve import update_job
-
-    engine = TorchEmbedder.load(place[0].parent)
-    job = update_job(str(place[0]), engine, tmp_path / "nowhere", place[0].parent, progress=False)
+def test_a_job_that_fails_is_told(place: tuple[Path, Path], service: SearchService, tmp_path: Path) -> None:
+    job = update_job(str(place[0]), service.embedder, tmp_path / "nowhere", place[0].parent, progress=False)
     job.start()
-    with service_for(place[0], job=job) as service:
+    with service_for(place[0], job=job) as failing:
         assert job.stop(10)
-        health = client(service).get("/api/health").json()
+        health = client(failing).get("/api/health").json()
         assert health["status"] == "ok"
         assert "does not exist" in health["problem"]
 
 
 def test_a_job_stops_when_asked() -> None:
-    def work(job: Job) -> None:
+    def work(job: BackgroundJob) -> None:
         while not job.stopping():
-            job.tell("embedding", 1, 2)
+            job.report("embedding", 1, 2)
             time.sleep(0.001)
 
-    job = Job(work)
+    job = BackgroundJob(work)
     job.start()
     time.sleep(0.01)
-    assert job.stage is not None
+    assert job.progress is not None
     assert job.stop(5)
-    assert job.stage is None
+    assert job.progress is None
 
 
-def test_uploads_that_are_remembered_are_few_and_small() -> None:
-    def query(name: str, size: int) -> Query:
-        return Query(name, "", bytes(size), 1, 1, (0, 0, 1, 1), None)  # type: ignore[arg-type]
+def test_uploads_that_are_remembered_are_few_and_small(place: tuple[Path, Path]) -> None:
+    small, large = drawn("PNG", (8, 8)), drawn("BMP", (60, 60))
+    with service_for(place[0], remembered=3, remembered_bytes=len(large)) as service:
+        web = client(service)
 
-    queries = Queries(3, 100)
-    for name in "abcd":
-        queries.add(query(name, 10))
-    assert [queries.get(name) is not None for name in "abcd"] == [False, True, True, True]
-    queries.get("b")
-    queries.add(query("e", 10))
-    assert queries.get("c") is None  # the one not used for longest
-    assert queries.get("b") is not None
-    queries.add(query("f", 95))
-    assert len(queries) == 1
-    queries.add(query("g", 1000))  # too large beside any other, yet its own search may go on
-    assert queries.get("g") is not None
-    assert len(queries) == 1
+        def upload(data: bytes) -> str:
+            return str(web.post("/api/search", files=form(data)).json()["query"]["id"])
+
+        def kept(*names: str) -> list[bool]:
+            return [web.get("/api/search", params={"query": name}).status_code == 200 for name in names]
+
+        a, b, c, d = (upload(small) for _ in range(4))
+        assert kept(c, d, b, a) == [True, True, True, False]
+        e = upload(small)
+        assert kept(c, d, b, e) == [False, True, True, True]  # c was not used for longest
+        f = upload(large)
+        assert kept(d, b, e, f) == [False, False, False, True]  # alone it may be as large as all together
 
 
 # --- the page and the documentation -----------------------------------------------------------------------------------
@@ -470,11 +451,15 @@ def test_the_page_and_its_headers(web: TestClient) -> None:
 def test_the_documentation_needs_nothing_from_elsewhere(web: TestClient) -> None:
     page = web.get("/docs")
     assert page.status_code == 200
-    assert "http" not in page.text.replace("http-equiv", "")
-    script, style = web.get("/docs/docs.js"), web.get("/docs/docs.css")
-    assert script.headers["content-type"].startswith("text/javascript")
-    assert style.headers["content-type"].startswith("text/css")
-    assert "http" not in script.text
+    assert "http" not in page.text
+    assert "unsafe" not in page.headers["content-security-policy"]
+    for name, kind in (("swagger-ui-bundle.js", "text/javascript"), ("swagger-ui.css", "text/css")):
+        assert f"/docs/{name}" in page.text
+        assert web.get(f"/docs/{name}").headers["content-type"].startswith(kind)
+    refused(web.get("/docs/%2e%2e%2fcore.py"), 404)
+
+
+def test_the_document(web: TestClient) -> None:
     document = web.get("/openapi.json").json()
     assert all(path.startswith("/api/") for path in document["paths"])
     fields = document["paths"]["/api/search"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
@@ -486,13 +471,18 @@ def test_the_documentation_needs_nothing_from_elsewhere(web: TestClient) -> None
                 assert schema == {"$ref": "#/components/schemas/Problem"}
 
 
+class BrokenEmbedder(TorchEmbedder):
+    """Fails at every image."""
+
+    def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
+        raise RuntimeError("out of luck")
+
+
 def test_a_fault_is_a_sentence(place: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
-    with service_for(place[0], Limits()) as service:
-        web = client(service)
-        service.index.close()  # the catalog cannot be read any more
-        refused(web.get("/api/items/1"), 503, "log")
-        service.subjects = None  # type: ignore[assignment]
-        sentence = refused(web.get("/api/items/1"), 500, "log")
-        assert "NoneType" not in sentence
-        assert "NoneType" in caplog.text
-        assert web.get("/openapi.json").status_code == 200
+    index = open_index(place[0])
+    web = client(SearchService(index, BrokenEmbedder.load(place[0].parent), ServerConfig()))
+    assert "luck" not in refused(web.post("/api/search", files=form(drawn())), 500, "log")
+    assert "out of luck" in caplog.text
+    index.close()  # the catalog cannot be read any more
+    refused(web.get("/api/items/1"), 503, "log")
+    assert web.get("/openapi.json").status_code == 200

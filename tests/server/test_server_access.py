@@ -7,26 +7,16 @@ from pathlib import Path
 
 import pytest
 from starlette.testclient import TestClient
+from starlette.websockets import WebSocketDisconnect
 
 from finesight.errors import FineSightError
-from finesight.server.guard import Access, host_name, is_loopback
-from finesight.server.listen import address_of, bind
-from finesight.server.serve import Place
-from finesight.server.service import Service
-from serving import BASE, client, drawn, form, gallery, refused, service_for
+from finesight.server.config import ServerConfig, is_loopback
+from finesight.server.guard import host_name
+from finesight.server.run_server import bind, browser_address
+from finesight.server.service import SearchService
+from serving import BASE, client, drawn, form, refused, service_for
 
 TOKEN = "a-word-nobody-guesses"
-
-
-@pytest.fixture(scope="module")
-def service(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Service]:
-    with service_for(gallery(tmp_path_factory.mktemp("access"), images=3)[0]) as service:
-        yield service
-
-
-@pytest.fixture(scope="module")
-def web(service: Service) -> TestClient:
-    return client(service)
 
 
 # --- host and origin --------------------------------------------------------------------------------------------------
@@ -58,14 +48,12 @@ def test_other_names(web: TestClient, host: str) -> None:
         refused(web.get(path, headers={"host": host}), 400, "--allow-host")
 
 
-def test_names_that_are_allowed(service: Service) -> None:
-    access = Access.bound("192.168.1.5", ["birds.example"])
-    web = client(service, access)
-    for host in ("birds.example", "Birds.Example:80", "192.168.1.5", "10.1.2.3", "[fe80::1]:80", "localhost"):
-        assert web.get("/api/health", headers={"host": host}).status_code == 200, host
-    refused(web.get("/api/health", headers={"host": "evil.example"}), 400)
-    local = Access.bound("127.0.0.1")
-    assert not local.answers_to("192.168.1.5")
+def test_names_that_are_allowed(place: tuple[Path, Path]) -> None:
+    with service_for(place[0], host="192.168.1.5", allow_hosts=["birds.example"]) as service:
+        web = client(service)
+        for host in ("birds.example", "Birds.Example:80", "192.168.1.5", "10.1.2.3", "[fe80::1]:80", "localhost"):
+            assert web.get("/api/health", headers={"host": host}).status_code == 200, host
+        refused(web.get("/api/health", headers={"host": "evil.example"}), 400)
 
 
 @pytest.mark.parametrize(
@@ -107,8 +95,9 @@ def test_no_other_site_may_read_or_show(web: TestClient) -> None:
 
 
 @pytest.fixture
-def guarded(service: Service) -> TestClient:
-    return client(service, Access.bound("127.0.0.1", token=TOKEN))
+def guarded(place: tuple[Path, Path]) -> Iterator[TestClient]:
+    with service_for(place[0], token=TOKEN) as service:
+        yield client(service)
 
 
 @pytest.mark.parametrize(
@@ -124,15 +113,8 @@ def guarded(service: Service) -> TestClient:
     ],
 )
 def test_strangers(guarded: TestClient, headers: dict[str, str]) -> None:
-    for path in (
-        "/api/health",
-        "/",
-        "/docs",
-        "/openapi.json",
-        f"/api/health?token={TOKEN}",
-        "/?token=wrong",
-        "/?token=",
-    ):
+    paths = ("/api/health", "/", "/docs", "/openapi.json", f"/api/health?token={TOKEN}", "/?token=wrong", "/?token=")
+    for path in paths:
         answer = guarded.get(path, headers=headers)
         sentence = refused(answer, 401, "token")
         assert TOKEN not in sentence
@@ -175,26 +157,35 @@ def test_host_names() -> None:
 def test_a_port_that_is_taken() -> None:
     with bind("127.0.0.1", 0) as first:
         port = first.getsockname()[1]
-        assert address_of(first, "127.0.0.1") == f"http://127.0.0.1:{port}/"
+        assert browser_address(first, "127.0.0.1") == f"http://127.0.0.1:{port}/"
         with pytest.raises(FineSightError, match=f"Port {port} .* is taken .* --port"):
             bind("127.0.0.1", port)
     with pytest.raises(FineSightError, match="--host no-such-host"):
         bind("no-such-host.invalid", 0)
     with bind("0.0.0.0", 0) as every:
-        assert address_of(every, "0.0.0.0").startswith("http://127.0.0.1:")
+        assert browser_address(every, "0.0.0.0").startswith("http://127.0.0.1:")
 
 
-def test_words_that_headers_cannot_hold() -> None:
+def test_words_that_headers_cannot_hold(place: tuple[Path, Path]) -> None:
     for token in ("two words", "žluťoučký", "line\nbreak"):
         with pytest.raises(FineSightError, match="--token"):
-            Place(token=token)
-    assert TOKEN not in repr(Place(token=TOKEN))
-    assert Access.bound("127.0.0.1", token="").token is None
+            ServerConfig(token=token)
+    assert TOKEN not in repr(ServerConfig(token=TOKEN))
+    with service_for(place[0], token="") as service:  # an empty word is none
+        assert client(service).get("/api/health").status_code == 200
 
 
-def test_a_fault_before_any_route(service: Service, tmp_path: Path) -> None:
-    """A websocket, which there is none of, is closed."""
-    from starlette.websockets import WebSocketDisconnect
-
+def test_a_websocket_is_closed(service: SearchService) -> None:
     with pytest.raises(WebSocketDisconnect), client(service).websocket_connect("/api/search"):
         pass
+
+
+@pytest.mark.parametrize("requests", [0, 1])
+def test_too_many_requests(place: tuple[Path, Path], requests: int) -> None:
+    with service_for(place[0], requests=requests) as service:
+        answer = client(service).get("/api/health")
+        if requests:
+            assert answer.status_code == 200
+        else:
+            refused(answer, 503, "too many requests")
+            assert answer.headers["retry-after"] == "1"

@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import json
-import os
 import signal
 import socket
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -18,19 +16,11 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
-from finesight.server import listen
-from finesight.server.app import create_app
-from finesight.server.limits import Limits
-from finesight.server.service import Service
-from processes import refused
-from serving import Serving, copied, drawn, form, gallery, service_for
+from finesight.server.run_server import bind
+from processes import command, refused
+from serving import Serving, copied, drawn, form, in_thread, service_for
 
 REQUESTS, CONNECTIONS = 2000, 100
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    return gallery(tmp_path_factory.mktemp("process"), images=6)
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +32,7 @@ def server(place: tuple[Path, Path]) -> Iterator[Serving]:
 def well(url: str) -> None:
     with httpx.Client(base_url=url) as web:
         assert web.get("/api/health").json()["status"] == "ok"
-        assert len(web.post("/api/search", files=form(drawn())).json()["hits"]) == 6
+        assert len(web.post("/api/search", files=form(drawn())).json()["hits"]) == 8
 
 
 # --- many at a time ---------------------------------------------------------------------------------------------------
@@ -129,35 +119,11 @@ def received(sock: socket.socket) -> bytes:
     return answer
 
 
-@contextlib.contextmanager
-def in_thread(service: Service) -> Iterator[str]:
-    """uvicorn as ``finesight serve`` runs it, with limits that a test can wait for."""
-    bound, ready = listen.bind("127.0.0.1", 0), threading.Event()
-    url = listen.address_of(bound, "127.0.0.1")
-    servers: list[listen._Server] = []
-    original = listen._Server.__init__
-
-    def remembered(self: listen._Server, *args: object) -> None:
-        original(self, *args)  # type: ignore[arg-type]
-        servers.append(self)
-
-    listen._Server.__init__ = remembered  # type: ignore[method-assign,assignment]
-    thread = threading.Thread(target=listen.serve_app, args=(create_app(service), bound, service.limits, ready.set))
-    thread.start()
-    try:
-        assert ready.wait(20)
-        yield url
-    finally:
-        listen._Server.__init__ = original  # type: ignore[method-assign]
-        servers[0].should_exit = True
-        thread.join(20)
-        assert not thread.is_alive()
-
-
-def test_slow_and_silent_clients(place: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listen, "HEADER_SECONDS", 0.3)
-    limits = Limits(upload_seconds=0.5, queue=2)
-    with service_for(place[0], limits) as service, in_thread(service) as url:
+def test_slow_and_silent_clients(place: tuple[Path, Path]) -> None:
+    with (
+        service_for(place[0], upload_seconds=0.5, header_seconds=0.3, queue=2) as service,
+        in_thread(service) as (url, _),
+    ):
         with connected(url) as silent, connected(url) as trickle, connected(url) as slow:
             slow.sendall(HEAD + b"Content-Length: 100000\r\n\r\n" + PART)  # and then no more
             trickle.sendall(b"GET /api/health HT")
@@ -174,23 +140,22 @@ def test_slow_and_silent_clients(place: tuple[Path, Path], monkeypatch: pytest.M
                 assert web.get("/api/health").status_code == 200
                 time.sleep(0.2)
         well(url)
-        assert service.network.inside == 0
-        assert service.uploads.held == 0
+        assert (service.network.size, service.uploads.used) == (0, 0)
 
 
 def test_clients_that_leave(place: tuple[Path, Path]) -> None:
     data = drawn()
     body = PART + data + b"\r\n--b--\r\n"
-    with service_for(place[0], Limits(queue=3)) as service, in_thread(service) as url:
+    with service_for(place[0], queue=3) as service, in_thread(service) as (url, _):
         for number in range(40):
             sock = connected(url)
             sent = body if number % 2 else body[: len(body) // 2]  # the whole picture, or half of it
             sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + sent)
             sock.close()
         deadline = time.monotonic() + 20
-        while (service.network.inside or service.uploads.held) and time.monotonic() < deadline:
+        while (service.network.size or service.uploads.used) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert (service.network.inside, service.uploads.held) == (0, 0)
+        assert (service.network.size, service.uploads.used) == (0, 0)
         well(url)
 
 
@@ -229,67 +194,42 @@ def test_what_is_not_http(server: Serving) -> None:
 # --- the command ------------------------------------------------------------------------------------------------------
 
 
-def test_ctrl_c_is_the_ordinary_end(place: tuple[Path, Path]) -> None:
-    with (
-        Serving("serve", place[0].parent, "--port", "0") as running,  # a run stands for its index
-        connected(running.url) as idle,
-        httpx.Client(base_url=running.url) as web,
-    ):
-        assert web.get("/api/health").status_code == 200  # the connection stays open
-        idle.sendall(HEAD)
-        code, seconds, err = running.stop()
-    assert code in (0, 130)
+def ended_well(running: Serving, code: int = 0, number: signal.Signals = signal.SIGINT) -> str:
+    """Stop the server, and return what it said on standard error."""
+    ended, seconds, err = running.stop(number)
+    assert ended in (code, 130 if code == 0 else code)
     assert seconds < 8
     assert "Traceback" not in err
+    return err
+
+
+def test_ctrl_c_ends_a_server_with_a_token(place: tuple[Path, Path]) -> None:
+    with (
+        Serving("serve", place[0].parent, "--port", "0", FINESIGHT_TOKEN="a/word&more") as running,  # a run: its index
+        httpx.Client(follow_redirects=True) as browser,
+    ):
+        address, _, word = running.url.partition("?token=")
+        assert word == "a%2Fword%26more"
+        assert httpx.get(f"{address}api/health").status_code == 401
+        assert browser.get(running.url).status_code == 200
+        assert browser.get(f"{address}api/health").status_code == 200  # the connection stays open
+        with connected(address) as idle:
+            idle.sendall(HEAD)
+            err = ended_well(running)
     assert "Stopped." in err
+    assert "Warning" not in err
 
 
-def test_ctrl_c_twice_and_in_the_middle_of_an_upload(place: tuple[Path, Path]) -> None:
-    with Serving("serve", place[0], "--port", "0") as running, connected(running.url) as slow:
+def test_ctrl_c_twice_in_the_middle_of_an_upload_to_everyone(place: tuple[Path, Path]) -> None:
+    with Serving("serve", place[0], "--port", "0", "--host", "0.0.0.0") as running, connected(running.url) as slow:
         slow.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + PART)
         well(running.url)
         running.send(signal.SIGINT)
         time.sleep(0.2)
-        code, seconds, err = running.stop()
-    assert code in (0, 130)
-    assert seconds < 8
-    assert "Traceback" not in err
+        err = ended_well(running)
     assert "Stopped." in err
-
-
-def test_sigterm(place: tuple[Path, Path]) -> None:
-    with Serving("serve", place[0], "--port", "0") as running:
-        well(running.url)
-        code, seconds, err = running.stop(signal.SIGTERM)
-    assert code == -signal.SIGTERM
-    assert seconds < 8
-    assert "Traceback" not in err
-
-
-def test_token_from_the_environment_and_a_warning_without(place: tuple[Path, Path]) -> None:
-    with Serving("serve", place[0], "--port", "0", FINESIGHT_TOKEN="a/word&more") as running:
-        address, _, word = running.url.partition("?token=")
-        assert word == "a%2Fword%26more"
-        assert httpx.get(f"{address}api/health").status_code == 401
-        with httpx.Client(follow_redirects=True) as browser:
-            assert browser.get(running.url).status_code == 200
-            assert browser.get(f"{address}api/health").status_code == 200
-        _, _, err = running.stop()
-        assert "Warning" not in err
-    with Serving("serve", place[0], "--port", "0", "--host", "0.0.0.0") as running:
-        assert httpx.get(f"{running.url}api/health").status_code == 200
-        code, _, err = running.stop()
-        assert code in (0, 130)
-        assert "Warning" in err
-        assert "--token" in err
-
-
-def test_what_cannot_be_served(place: tuple[Path, Path], tmp_path: Path) -> None:
-    with listen.bind("127.0.0.1", 0) as taken:
-        port = str(taken.getsockname()[1])
-        refused(Serving("serve", place[0], "--port", port).wait(), f"Port {port} of 127.0.0.1 is taken")
-    refused(Serving("serve", tmp_path / "nothing", "--port", "0").wait(), "no index")
-    refused(Serving("serve", place[0], "--port", "0", "--token", "two words").wait(), "--token")
+    assert "Warning" in err  # there is no --token
+    assert "--token" in err
 
 
 def test_the_index_is_brought_up_to_date_meanwhile(place: tuple[Path, Path], tmp_path: Path) -> None:
@@ -299,13 +239,19 @@ def test_the_index_is_brought_up_to_date_meanwhile(place: tuple[Path, Path], tmp
         deadline = time.monotonic() + 30
         while time.monotonic() < deadline:
             health = httpx.get(f"{running.url}api/health").json()
-            if health["status"] == "ok" and health["items"] == 7:
+            if health["status"] == "ok" and health["items"] == 9:
                 break
             time.sleep(0.05)
-        assert (health["items"], health["problem"]) == (7, None)
+        assert (health["items"], health["problem"]) == (9, None)
         hits = httpx.post(f"{running.url}api/search", files=form(drawn(seed=500))).json()["hits"]
         assert hits[0]["path"] == "new.png"
-        code, _, err = running.stop()
-    assert code in (0, 130)
+        err = ended_well(running, -signal.SIGTERM, signal.SIGTERM)
     assert "1 added" in err
-    assert os.path.exists(index / "items.db")
+
+
+def test_what_cannot_be_served(place: tuple[Path, Path], tmp_path: Path) -> None:
+    with bind("127.0.0.1", 0) as taken:
+        port = str(taken.getsockname()[1])
+        refused(command("serve", place[0], "--port", port), f"Port {port} of 127.0.0.1 is taken")
+    refused(command("serve", tmp_path / "nothing", "--port", "0"), "no index")
+    refused(command("serve", place[0], "--port", "0", "--token", "two words"), "--token")

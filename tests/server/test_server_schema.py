@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,8 +13,7 @@ from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
 from finesight.server.app import create_app
-from finesight.server.guard import LOCAL, Access
-from serving import gallery, service_for
+from serving import service_for
 
 OPERATIONS = [
     "GET /api/health",
@@ -59,11 +59,9 @@ class Api:
 
 
 @pytest.fixture(scope="module")
-def api(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
-    index, _ = gallery(tmp_path_factory.mktemp("schema"), images=6)
-    with service_for(index) as service:
-        app = create_app(service, Access(LOCAL | {"testserver"}))
-        yield Api(app, [str(item) for item in service.index.list_items().ids.tolist()])
+def api(place: tuple[Path, Path], ids: dict[str, str]) -> Iterator[Api]:
+    with service_for(place[0], allow_hosts=["testserver"]) as service:
+        yield Api(create_app(service), list(ids.values()))
 
 
 def test_every_operation_is_tried(api: Api) -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from finesight.cli.up import config_of, run_folder
+from finesight.cli.up import run_folder, training_config
 from finesight.errors import FineSightError
 from finesight.training.run_folder import RunFolder
 from processes import refused
@@ -102,10 +102,10 @@ def test_where_a_run_goes(photos: Path, tmp_path: Path) -> None:
 
 def test_a_batch_that_a_small_folder_fills(photos: Path, tmp_path: Path) -> None:
     new = RunFolder(tmp_path / "new")
-    assert config_of(new, photos, 12, {}).batch_size == 10
-    assert config_of(new, photos, 5000, {}).batch_size == 128
-    assert config_of(new, photos, 12, {"batch_size": 4}).batch_size == 4
-    assert config_of(new, photos, 12, {}).method == "lcr"
+    assert training_config(new, photos, 12, {}).batch_size == 10
+    assert training_config(new, photos, 5000, {}).batch_size == 128
+    assert training_config(new, photos, 12, {"batch_size": 4}).batch_size == 4
+    assert training_config(new, photos, 12, {}).method == "lcr"
 
 
 def test_what_cannot_be_started(tmp_path: Path, photos: Path) -> None:

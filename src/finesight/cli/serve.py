@@ -1,4 +1,4 @@
-"""``finesight serve``: parse, call, print. Heavy imports live inside the functions, so that --help is quick."""
+"""``finesight serve``. Heavy imports live inside the functions, so that --help is quick."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from finesight.cli.search import EngineName, Run
 from finesight.errors import Interrupted
 
 if TYPE_CHECKING:
-    from finesight.server.limits import Limits
+    from finesight.server.config import ServerConfig
 
 Host = Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network the machine is in.")]
 Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
@@ -50,30 +50,49 @@ def serve(
     """Search an index in the browser: a page, and an API that /docs describes."""
     from finesight.search.engines import open_index
     from finesight.search.open_embedder import open_embedder
-    from finesight.server.listen import bind
-    from finesight.server.serve import Place, run_server, update_job
+    from finesight.server.run_server import bind, run_server, update_job
 
-    place = Place(host, port, token, tuple(allow_host or ()), open_page)
-    bind(host, port).close()  # before the slow part
+    config = server_config(host, port, token, allow_host, open_page, queue, max_upload_mb, cache_dir)
+    bind(host, port).close()  # an address that cannot be used is refused before the slow part
     with stoppable():
         index = open_index(where)
-        seeing = open_embedder(str(engine), index, run)
+        embedder = open_embedder(str(engine), index, run)
         job = None
         if update is not None:
-            job = update_job(where, seeing, update, Path(index.meta.run), progress=not quiet)
-        run_server(index, seeing, place, limits_of(queue, max_upload_mb), job=job, cache_dir=cache_dir)
+            job = update_job(where, embedder, update, Path(index.meta.run), progress=not quiet)
+        run_server(index, embedder, config, job)
 
 
-def limits_of(queue: int, max_upload_mb: float) -> Limits:
-    from finesight.server.limits import Limits
+def server_config(
+    host: str,
+    port: int,
+    token: str | None,
+    allow_host: list[str] | None,
+    open_page: bool,
+    queue: int,
+    max_upload_mb: float,
+    cache_dir: Path | None,
+) -> ServerConfig:
+    """Return the settings that the options of ``serve`` and ``up`` stand for."""
+    from finesight.server.config import ServerConfig
 
-    most = int(max_upload_mb * 2**20)
-    return Limits(queue=queue, upload_bytes=most, uploads_bytes=max(Limits.uploads_bytes, 2 * most))
+    upload_bytes = int(max_upload_mb * 2**20)
+    return ServerConfig(
+        host=host,
+        port=port,
+        token=token,
+        allow_hosts=tuple(allow_host or ()),
+        open_browser=open_page,
+        cache_dir=cache_dir,
+        queue=queue,
+        upload_bytes=upload_bytes,
+        all_uploads_bytes=max(ServerConfig.all_uploads_bytes, 2 * upload_bytes),
+    )
 
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Ctrl-C before the server answers."""
+    """Turn Ctrl-C before the server answers into an ordinary end."""
     try:
         yield
     except KeyboardInterrupt:

@@ -1,4 +1,4 @@
-"""``finesight up``: a folder in, a page out. Heavy imports live inside the functions, so that --help is quick."""
+"""``finesight up``: train, index and serve a folder. Heavy imports live inside the functions: --help is quick."""
 
 from __future__ import annotations
 
@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from finesight.cli.options import CacheDir, Quiet, Workers
-from finesight.cli.serve import AllowHost, Host, MaxUpload, Port, Queue, Token, limits_of, stoppable
+from finesight.cli.serve import AllowHost, Host, MaxUpload, Port, Queue, Token, server_config, stoppable
 from finesight.cli.settings import assignments
 from finesight.errors import FineSightError
 
 if TYPE_CHECKING:
-    from finesight.server.limits import Limits
-    from finesight.server.serve import Place
+    from finesight.server.config import ServerConfig
     from finesight.training.config import TrainConfig
     from finesight.training.run_folder import RunFolder
 
@@ -50,8 +49,7 @@ def up(
 ) -> None:
     """Train on a folder, index it and serve the page. Run it again to continue, or to use what is there."""
     from finesight.data.sources import open_source
-    from finesight.server.listen import bind
-    from finesight.server.serve import Place
+    from finesight.server.run_server import bind
 
     given = {
         "method": method,
@@ -61,25 +59,27 @@ def up(
         "epochs": epochs,
         "batch_size": batch_size,
     }
-    asked = {**{key: value for key, value in given.items() if value is not None}, **assignments(settings or [])}
-    place = Place(host, port, token, tuple(allow_host or ()), open_page)
-    bind(host, port).close()  # before hours of training
-    limits = limits_of(queue, max_upload_mb)
+    settings_given = {
+        **{key: value for key, value in given.items() if value is not None},
+        **assignments(settings or []),
+    }
+    config = server_config(host, port, token, allow_host, open_page, queue, max_upload_mb, cache_dir)
+    bind(host, port).close()  # an address that cannot be used is refused before hours of training
     images = len(open_source(folder).split("train"))
     run = run_folder(folder, out)
     with stoppable():
-        _train(run, folder, images, asked, cache_dir, workers, not quiet)
-        _serve(run, folder, place, limits, cache_dir, workers, not quiet)
+        _train(run, folder, images, settings_given, cache_dir, workers, not quiet)
+        _serve(run, folder, config, workers, not quiet)
 
 
 def run_folder(folder: Path, out: Path | None) -> Path:
-    """Beside the images, never among them."""
-    place = folder.expanduser().resolve()
-    name = place.stem if place.is_file() else place.name
+    """Return where the run goes: beside the images, never among them."""
+    source = folder.expanduser().resolve()
+    name = source.stem if source.is_file() else source.name
     if out is None and not name:
         raise FineSightError(f"{folder} has no name to call a run by: give --out a folder.")
-    run = (out if out is not None else place.parent / f"finesight-{name}").expanduser().resolve()
-    if place.is_dir() and (run == place or place in run.parents):
+    run = (out if out is not None else source.parent / f"finesight-{name}").expanduser().resolve()
+    if source.is_dir() and (run == source or source in run.parents):
         raise FineSightError(f"--out {run} lies inside {folder}: nothing is written among the images.")
     return run
 
@@ -88,23 +88,23 @@ def _train(
     run: Path,
     folder: Path,
     images: int,
-    asked: dict[str, Any],
+    settings_given: dict[str, Any],
     cache_dir: Path | None,
     workers: int | None,
     progress: bool,
 ) -> None:
-    """The run's encoder: the one that is there, or what training leaves."""
+    """Train the encoder of the run, unless a fitting one is there already."""
     from finesight.io.console import console
     from finesight.methods.base import find_method
     from finesight.training.run_folder import RunFolder
 
-    there = RunFolder(run)
-    if (there.encoder / "encoder.json").exists() and not asked and _same_data(there, folder):
+    folder_of_run = RunFolder(run)
+    if (folder_of_run.encoder / "encoder.json").exists() and not settings_given and _same_data(folder_of_run, folder):
         console.print(f"Using the encoder of {run}.", markup=False)
         return
-    config = config_of(there, folder, images, asked)
+    config = training_config(folder_of_run, folder, images, settings_given)
     if find_method(config.method).objective is None:
-        _keep_frozen(there, config.located())
+        _save_frozen(folder_of_run, config.located())
         return
     from finesight.report.train import train_and_report
     from finesight.training.config import RuntimeConfig
@@ -113,8 +113,8 @@ def _train(
     train_and_report(config, run, runtime)
 
 
-def _keep_frozen(run: RunFolder, config: TrainConfig) -> None:
-    """What ``train`` does for a method without training, but for decoding every image: nothing looks at them."""
+def _save_frozen(run: RunFolder, config: TrainConfig) -> None:
+    """Save the encoder of a method without training. Unlike ``train``, this decodes no image."""
     from finesight.training.save_encoder import save_frozen
 
     with run.locked():
@@ -127,34 +127,26 @@ def _same_data(run: RunFolder, folder: Path) -> bool:
     return Path(run.config().data).resolve() == folder.expanduser().resolve()
 
 
-def config_of(run: RunFolder, folder: Path, images: int, asked: dict[str, Any]) -> TrainConfig:
-    """The settings of the run that is there, if any, and what is asked for; training refuses if they differ."""
+def training_config(run: RunFolder, folder: Path, images: int, settings_given: dict[str, Any]) -> TrainConfig:
+    """Return the settings of the run that is there, if any, and those given; training refuses if they differ."""
     from finesight.training.config import build_config, dotted, read_yaml
     from finesight.training.renamed import current_settings
 
     known: dict[str, Any] = current_settings(dotted(read_yaml(run.config_file)))[0] if run.config_file.exists() else {}
-    if not known or asked.get("method", known.get("method")) != known.get("method"):
+    if not known or settings_given.get("method", known.get("method")) != known.get("method"):
         known = {"batch_size": max(2, min(BATCH, int(0.9 * images)))}  # a tenth may be held out, or unreadable
-    return build_config({**known, **asked, "data": str(folder)})
+    return build_config({**known, **settings_given, "data": str(folder)})
 
 
-def _serve(
-    run: Path,
-    folder: Path,
-    place: Place,
-    limits: Limits,
-    cache_dir: Path | None,
-    workers: int | None,
-    progress: bool,
-) -> None:
-    """At once: what is indexed already can be searched while the rest is added."""
+def _serve(run: Path, folder: Path, config: ServerConfig, workers: int | None, progress: bool) -> None:
+    """Serve at once: what is indexed already can be searched while the rest is added."""
     from finesight.data.sources import open_source
     from finesight.features.embedder import TorchEmbedder
     from finesight.search.build import open_or_create
-    from finesight.server.serve import run_server, update_job
+    from finesight.server.run_server import run_server, update_job
 
     embedder = TorchEmbedder.load(run)
     where = str(run / "index")
     index = open_or_create(where, embedder, run, open_source(folder).root)
     job = update_job(where, embedder, folder, run, workers=workers, progress=progress)
-    run_server(index, embedder, place, limits, job=job, cache_dir=cache_dir)
+    run_server(index, embedder, config, job)

@@ -1,31 +1,34 @@
-"""The web application: the API, its documentation, and the page."""
+"""The web application: the API, its documentation, and the search page."""
 
 from __future__ import annotations
 
+import base64
+import hashlib
 import logging
 import mimetypes
 from collections.abc import Awaitable, Callable
 from http import HTTPStatus
+from importlib.resources import files
 from pathlib import Path
 
 from fastapi import FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse
+from fastapi.openapi.docs import get_swagger_ui_html
+from fastapi.responses import HTMLResponse, JSONResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
 from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from finesight.errors import FineSightError
-from finesight.server.guard import Access, Guard
-from finesight.server.parameters import words
+from finesight.server.guard import CONTENT_POLICY, Guard
+from finesight.server.parameters import describe_error
 from finesight.server.routes import router
-from finesight.server.service import Service
+from finesight.server.service import SearchService
 from finesight.version import __version__
 
 PAGE = Path(__file__).resolve().parent / "page"
-DOCS = Path(__file__).resolve().parent / "docs"
 PLAIN = {404: "There is nothing at this address.", 405: "This address does not take that method."}
-ABOUT = (
+DESCRIPTION = (
     "Find the images of a folder that look most like a picture, and see why. "
     "Ids are strings: digits for images of the index, q… for pictures that were sent."
 )
@@ -33,37 +36,53 @@ TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css"
 log = logging.getLogger("finesight.server")
 
 
-def create_app(service: Service, access: Access | None = None) -> FastAPI:
-    """Everything behind the guard. The page's files come last: what is none of them is 404."""
-    app = FastAPI(title="FineSight", version=__version__, description=ABOUT, docs_url=None, redoc_url=None)
+def create_app(service: SearchService) -> FastAPI:
+    """Return the app of ``service``, behind the guard."""
+    app = FastAPI(title="FineSight", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None)
     app.state.service = service
     app.include_router(router)
-    app.add_exception_handler(StarletteHTTPException, _refused)
-    app.add_exception_handler(RequestValidationError, _misasked)
-    app.add_exception_handler(FineSightError, _unreadable)
-    app.add_middleware(Guard, access=access or Access(), requests=service.limits.requests)
+    app.add_exception_handler(StarletteHTTPException, _answer_http_error)
+    app.add_exception_handler(RequestValidationError, _answer_invalid_request)
+    app.add_exception_handler(FineSightError, _answer_index_error)
+    app.add_middleware(Guard, config=service.config)
     for suffix, kind in TYPES.items():
-        mimetypes.add_type(kind, suffix)  # the system's own table may say anything
-    docs, page = StaticFiles(directory=DOCS), StaticFiles(directory=PAGE)
+        mimetypes.add_type(kind, suffix)  # the table of the system may say anything
+    swagger, page = StaticFiles(directory=str(files("fastapi_offline") / "static")), StaticFiles(directory=PAGE)
     app.router.routes += [
-        Route("/docs", _files(docs, "docs.html")),
-        Route("/docs/{name}", _files(docs)),
-        Route("/", _files(page, "index.html")),
-        Route("/{name:path}", _files(page)),
+        Route("/docs", _documentation),
+        Route("/docs/{name}", _serve_files(swagger)),
+        Route("/", _serve_files(page, "index.html")),
+        Route("/{name:path}", _serve_files(page)),  # last: every other address that is no file of the page is 404
     ]
     return app
 
 
-def _files(folder: StaticFiles, only: str = "") -> Callable[[Request], Awaitable[Response]]:
+async def _documentation(request: Request) -> Response:
+    """Return Swagger UI, whose files come from this server. Its inline script is allowed by the script's hash."""
+    page = get_swagger_ui_html(
+        openapi_url="/openapi.json",
+        title="FineSight API",
+        swagger_js_url="/docs/swagger-ui-bundle.js",
+        swagger_css_url="/docs/swagger-ui.css",
+        swagger_favicon_url="/icon.svg",
+        swagger_ui_parameters={"validatorUrl": None},  # no request to validator.swagger.io
+    )
+    script = bytes(page.body).partition(b"<script>")[2].partition(b"</script>")[0]
+    digest = base64.b64encode(hashlib.sha256(script).digest()).decode()
+    policy = f"{CONTENT_POLICY}; script-src 'self' 'sha256-{digest}'"
+    return HTMLResponse(page.body, headers={"Content-Security-Policy": policy, "Cache-Control": "no-cache"})
+
+
+def _serve_files(folder: StaticFiles, only: str = "") -> Callable[[Request], Awaitable[Response]]:
     async def endpoint(request: Request) -> Response:
         response = await folder.get_response(only or request.path_params["name"], request.scope)
-        response.headers.setdefault("Cache-Control", "no-cache")  # asked for again, answered by 304
+        response.headers.setdefault("Cache-Control", "no-cache")  # the browser asks again and gets a 304
         return response
 
     return endpoint
 
 
-async def _refused(request: Request, error: Exception) -> Response:
+async def _answer_http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, StarletteHTTPException)
     detail = error.detail
     if error.status_code in PLAIN and detail == HTTPStatus(error.status_code).phrase:
@@ -71,13 +90,13 @@ async def _refused(request: Request, error: Exception) -> Response:
     return JSONResponse({"detail": detail}, error.status_code, headers=error.headers)
 
 
-async def _misasked(request: Request, error: Exception) -> Response:
+async def _answer_invalid_request(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)
-    return JSONResponse({"detail": words(error.errors())}, 422)
+    return JSONResponse({"detail": describe_error(error.errors())}, 422)
 
 
-async def _unreadable(request: Request, error: Exception) -> Response:
-    """Of the index, while it is used: it names folders, which are for the log."""
+async def _answer_index_error(request: Request, error: Exception) -> Response:
+    """Answer that the index cannot be read. The error names folders, so it goes to the log alone."""
     log.error("%s %s: %s", request.method, request.url.path, error)
     busy = HTTPException(503, "The index cannot be read now; the server's log says why.", {"Retry-After": "5"})
-    return await _refused(request, busy)
+    return await _answer_http_error(request, busy)

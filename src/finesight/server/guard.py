@@ -1,7 +1,7 @@
-"""Who may ask: before anything of a request is looked at.
+"""Decide who may send a request, before anything else of it is read.
 
-A server on localhost is reached by every page the user's browser shows. A name that points at 127.0.0.1 for the
-occasion (DNS rebinding) is found out by the Host header, a form sent from another site by its Origin.
+Every website that the user visits can send requests to a server on localhost. An attack by DNS rebinding is recognized
+by its Host header, a form that another site sends by its Origin header.
 """
 
 from __future__ import annotations
@@ -9,95 +9,66 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import hmac
-import ipaddress
-import json
 import logging
-from collections.abc import Iterable
-from dataclasses import dataclass, field
-from http.cookies import CookieError, SimpleCookie
-from urllib.parse import parse_qsl, quote, urlencode
+from urllib.parse import quote, urlencode
 
-from starlette.datastructures import Headers, MutableHeaders
+from starlette.datastructures import MutableHeaders
+from starlette.requests import Request
+from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
+from finesight.server.config import ServerConfig, is_address, is_loopback
+
 log = logging.getLogger("finesight.server")
-LOCAL = frozenset({"localhost", "127.0.0.1", "::1"})
-SAFE = frozenset({"GET", "HEAD", "OPTIONS"})
-POLICY = (
+LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
+READ_METHODS = frozenset({"GET", "HEAD", "OPTIONS"})
+CONTENT_POLICY = (
     "default-src 'self'; img-src 'self' blob: data:; base-uri 'none'; form-action 'self'; "
     "frame-ancestors 'none'; object-src 'none'"
 )
-ALWAYS = {
-    "Content-Security-Policy": POLICY,
+SAFETY_HEADERS = {
+    "Content-Security-Policy": CONTENT_POLICY,
     "Cross-Origin-Opener-Policy": "same-origin",
-    "Cross-Origin-Resource-Policy": "same-origin",  # no other site may show our pictures
+    "Cross-Origin-Resource-Policy": "same-origin",  # no other site may show our images
     "Referrer-Policy": "no-referrer",
     "X-Content-Type-Options": "nosniff",
     "X-Frame-Options": "DENY",
+    "Cache-Control": "no-store",
 }
 
 
-@dataclass(frozen=True)
-class Access:
-    """Names the server answers to, and the word it wants to hear."""
-
-    hosts: frozenset[str] = LOCAL
-    any_address: bool = False  # numbers in place of a name: they cannot be made to point elsewhere
-    token: str | None = field(default=None, repr=False)
-
-    @classmethod
-    def bound(cls, host: str, more: Iterable[str] = (), token: str | None = None) -> Access:
-        """For a server that listens at ``host``."""
-        names = {name.strip("[]").lower() for name in (host, *more)}
-        return cls(LOCAL | names, not is_loopback(host), token or None)
-
-    def answers_to(self, host_header: str) -> bool:
-        name = host_name(host_header)
-        return name in self.hosts or (self.any_address and _is_address(name))
-
-    def accepts(self, given: str) -> bool:
-        return self.token is not None and _same(given, self.token)
-
-    @property
-    def cookie(self) -> tuple[str, str]:
-        """Name and value: of the token, yet not the token. Servers on other ports of this host have other names."""
-        digest = hmac.new((self.token or "").encode(), b"finesight page", hashlib.sha256).hexdigest()
-        return f"finesight-{digest[:8]}", digest[8:]
-
-
-def is_loopback(host: str) -> bool:
-    if host.lower() == "localhost":
-        return True
-    return _is_address(host.strip("[]")) and ipaddress.ip_address(host.strip("[]")).is_loopback
+def error_response(status: int, detail: str, **headers: str) -> JSONResponse:
+    """Return an error as JSON; an underscore in the name of a header stands for a hyphen."""
+    named = {name.replace("_", "-"): value for name, value in headers.items()}
+    return JSONResponse({"detail": detail}, status, headers=named)
 
 
 def host_name(header: str) -> str:
-    """Without the port: "[::1]:8000" -> "::1"."""
+    """Return the name in a Host header, without the port: "[::1]:8000" -> "::1"."""
     text = header.strip().lower()
     if text.startswith("["):
         return text[1:].partition("]")[0]
     return text.partition(":")[0].rstrip(".")
 
 
-def _is_address(name: str) -> bool:
-    try:
-        ipaddress.ip_address(name)
-    except ValueError:
-        return False
-    return True
-
-
-def _same(given: str, wanted: str) -> bool:
-    return hmac.compare_digest(given.encode("utf-8", "replace"), wanted.encode("utf-8", "replace"))
+def _equal(given: str, expected: str) -> bool:
+    """Compare secrets in a time that tells nothing about them."""
+    return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode("utf-8", "replace"))
 
 
 class Guard:
-    """ASGI middleware. Refuses what may not ask, and too many at a time; puts the safety headers on every answer."""
+    """Refuse forbidden requests and too many at a time; put the safety headers on every answer (ASGI middleware)."""
 
-    def __init__(self, app: ASGIApp, access: Access, requests: int) -> None:
-        self._app, self._access, self._most, self._inside = app, access, requests, 0
+    def __init__(self, app: ASGIApp, config: ServerConfig) -> None:
+        self._app, self._token, self._limit, self._running = app, config.token or "", config.requests, 0
+        self._hosts = LOCAL_HOSTS | {name.strip("[]").lower() for name in (config.host, *config.allow_hosts)}
+        self._any_address = not is_loopback(config.host)  # DNS cannot make an address point elsewhere
+        # The cookie is derived from the token but does not reveal it. Servers on other ports have other names.
+        digest = hmac.new(self._token.encode(), b"finesight page", hashlib.sha256).hexdigest()
+        self._cookie_name, self._cookie_value = f"finesight-{digest[:8]}", digest[8:]
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Answer one request, or pass it on."""
         if scope["type"] == "lifespan":
             await self._app(scope, receive, send)
             return
@@ -105,97 +76,80 @@ class Guard:
             await send({"type": "websocket.close", "code": 1008})
             return
 
-        async def safely(message: Message) -> None:
+        async def send_safely(message: Message) -> None:
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
-                for name, value in ALWAYS.items():
+                for name, value in SAFETY_HEADERS.items():
                     headers.setdefault(name, value)
-                headers.setdefault("Cache-Control", "no-store")
             await send(message)
 
-        headers = Headers(scope=scope)
-        refusal = self._refusal(scope["method"], scope["path"], headers) or self._stranger(scope, headers)
+        request = Request(scope)
+        refusal = self._check_origin(request) or self._check_token(request)
+        if refusal is None and self._running >= self._limit:
+            detail = "The server is busy: too many requests at a time. Try again in a moment."
+            refusal = error_response(503, detail, retry_after="1")
         if refusal is not None:
-            await _answer(safely, *refusal)
-            return
-        if self._inside >= self._most:
-            words = "The server is busy: too many requests at a time. Try again in a moment."
-            await _answer(safely, 503, words, {"retry-after": "1"})
+            await refusal(scope, receive, send_safely)
             return
         if scope["method"] == "HEAD":
-            scope = {**scope, "method": "GET"}  # of which the web server sends the head alone
-        self._inside += 1
+            scope = {**scope, "method": "GET"}  # the web server sends the head alone
+        self._running += 1
         try:
-            await self._answered(scope, receive, safely)
+            await self._run_app(scope, receive, send_safely)
         finally:
-            self._inside -= 1
+            self._running -= 1
 
-    async def _answered(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Whatever goes wrong inside is for the log: the client gets a sentence."""
-        begun = False
+    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Pass the request on. Failures go to the log in full; the client gets a sentence."""
+        started = False
 
-        async def noting(message: Message) -> None:
-            nonlocal begun
-            begun = True
+        async def note_start(message: Message) -> None:
+            nonlocal started
+            started = True
             await send(message)
 
         try:
-            await self._app(scope, receive, noting)
-        except asyncio.CancelledError:  # by Ctrl-C, when it waited long enough: no fault, so no trace in the log
-            if not begun:
-                await _answer(send, 503, "The server is stopping.", {"connection": "close"})
+            await self._app(scope, receive, note_start)
+        except asyncio.CancelledError:  # Ctrl-C after the grace period is no failure, so it leaves no trace in the log
+            if not started:
+                await error_response(503, "The server is stopping.", connection="close")(scope, receive, send)
         except Exception:
             log.exception("%s %s failed.", scope["method"], scope["path"])
-            if begun:
+            if started:
                 raise
-            await _answer(send, 500, "Something went wrong in the server; its log says what.", {})
+            await error_response(500, "Something went wrong in the server; its log says what.")(scope, receive, send)
 
-    def _refusal(self, method: str, path: str, headers: Headers) -> tuple[int, str, dict[str, str]] | None:
-        hosts = headers.getlist("host")
-        if len(hosts) != 1 or not self._access.answers_to(hosts[0]):
-            return 400, "The server does not answer to that name: start it with --allow-host NAME to allow it.", {}
-        elsewhere = headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
-        if method in SAFE:
-            elsewhere = elsewhere and path.startswith("/api")  # a link to the page may be anywhere
+    def _check_origin(self, request: Request) -> JSONResponse | None:
+        """Return 400 for a host name that is not ours, 403 for a request that another site caused."""
+        hosts = request.headers.getlist("host")
+        name = host_name(hosts[0]) if len(hosts) == 1 else ""
+        if name not in self._hosts and not (self._any_address and is_address(name)):
+            detail = "The server does not answer to that name: start it with --allow-host NAME to allow it."
+            return error_response(400, detail)
+        foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
+        if request.method in READ_METHODS:
+            foreign = foreign and request.scope["path"].startswith("/api")  # other sites may link to the page
         else:
-            origin = headers.get("origin")
+            origin = request.headers.get("origin")
             same = origin is None or origin.lower().partition("://")[2] == hosts[0].strip().lower()
-            elsewhere = elsewhere or not same
-        return (403, "Requests from other sites are refused.", {}) if elsewhere else None
+            foreign = foreign or not same
+        return error_response(403, "Requests from other sites are refused.") if foreign else None
 
-    def _stranger(self, scope: Scope, headers: Headers) -> tuple[int, str, dict[str, str]] | None:
-        """401 without the token; a page opened with ?token= is sent on to the same address without it."""
-        access = self._access
-        if access.token is None:
+    def _check_token(self, request: Request) -> JSONResponse | None:
+        """Return 401 without the token; send a page opened with ?token= on to the same address without it."""
+        if not self._token:
             return None
-        kind, _, given = headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and access.accepts(given.strip()):
+        kind, _, given = request.headers.get("authorization", "").partition(" ")
+        if kind.lower() == "bearer" and _equal(given.strip(), self._token):
             return None
-        name, value = access.cookie
-        if _same(_cookie(headers, name), value):
+        if _equal(request.cookies.get(self._cookie_name, ""), self._cookie_value):
             return None
-        query = parse_qsl(scope["query_string"].decode("latin-1"), keep_blank_values=True)
-        is_page = scope["method"] == "GET" and not scope["path"].startswith("/api")
-        if is_page and any(key == "token" and access.accepts(word) for key, word in query):
+        path, query = request.scope["path"], request.query_params.multi_items()
+        is_page = request.method == "GET" and not path.startswith("/api")
+        if is_page and any(key == "token" and _equal(value, self._token) for key, value in query):
             rest = urlencode([pair for pair in query if pair[0] != "token"])
-            where = quote("/" + scope["path"].lstrip("/\\"))  # never another host
-            cookie = f"{name}={value}; Path=/; HttpOnly; SameSite=Strict"
-            return 303, "Come in.", {"location": where + (f"?{rest}" if rest else ""), "set-cookie": cookie}
-        words = "A token is needed: send 'Authorization: Bearer TOKEN', or open the page as /?token=TOKEN."
-        return 401, words, {"www-authenticate": "Bearer"}
-
-
-def _cookie(headers: Headers, name: str) -> str:
-    try:
-        found = SimpleCookie(headers.get("cookie", "")).get(name)
-    except CookieError:
-        return ""
-    return "" if found is None else found.value
-
-
-async def _answer(send: Send, status: int, words: str, headers: dict[str, str]) -> None:
-    body = json.dumps({"detail": words}).encode()
-    pairs = {"content-type": "application/json", "content-length": str(len(body)), **headers}
-    raw = [(name.encode("latin-1"), value.encode("latin-1")) for name, value in pairs.items()]
-    await send({"type": "http.response.start", "status": status, "headers": raw})
-    await send({"type": "http.response.body", "body": body})
+            location = quote("/" + path.lstrip("/\\")) + (f"?{rest}" if rest else "")  # never another host
+            cookie = f"{self._cookie_name}={self._cookie_value}; Path=/; HttpOnly; SameSite=Strict"
+            return error_response(303, "Come in.", location=location, set_cookie=cookie)
+        detail = "A token is needed: send 'Authorization: Bearer TOKEN', or open the page as /?token=TOKEN."
+        return error_response(401, detail, www_authenticate="Bearer")

@@ -1,4 +1,4 @@
-"""What may be asked, and in which words a wrong question is refused."""
+"""Models of the parameters that the API takes, and the sentences that refuse a wrong one."""
 
 from __future__ import annotations
 
@@ -12,43 +12,41 @@ from finesight.errors import FineSightError
 from finesight.features.preprocess import parse_box
 from finesight.features.types import Box
 
-ITEM = "^[0-9]{1,16}$"
-ITEM_OR_QUERY = "^([0-9]{1,16}|q[0-9a-f]{16})$"
-BOX = r"^[0-9.eE+-]+(,[0-9.eE+-]+){3}$"
-UPLOADED = "An item id, or the q… id of a picture that was uploaded."
+ITEM_ID_PATTERN = "^[0-9]{1,16}$"
+ANY_ID_PATTERN = "^([0-9]{1,16}|q[0-9a-f]{16})$"
+BOX_PATTERN = r"^[0-9.eE+-]+(,[0-9.eE+-]+){3}$"
+ITEM_OR_UPLOAD = "An item id, or the q… id of a picture that was uploaded."
 
 
-def _given(value: object) -> object:
-    """An empty name is none given. Numbers and boxes must not be empty: no schema could say so."""
-    return None if value == "" else value
-
-
-Empty = BeforeValidator(_given)
-ItemPath = Annotated[str, Path(pattern=ITEM, description="An item id.", examples=["1"])]
-AnyPath = Annotated[str, Path(pattern=ITEM_OR_QUERY, description=UPLOADED, examples=["1"])]
-
-
+# An empty text counts as none. Numbers and boxes must not be empty, because no schema could say so.
+EmptyIsNone = BeforeValidator(lambda value: None if value == "" else value)
+ItemIdPath = Annotated[str, Path(pattern=ITEM_ID_PATTERN, description="An item id.", examples=["1"])]
+AnyIdPath = Annotated[str, Path(pattern=ANY_ID_PATTERN, description=ITEM_OR_UPLOAD, examples=["1"])]
 By = Annotated[
     str | None,
     Field(max_length=40, description="The pooling, one of `spaces`; by default the encoder's own."),
-    Empty,
+    EmptyIsNone,
 ]
 BoxText = Annotated[
     str | None,
     Field(
         max_length=100,
-        pattern=BOX,
+        pattern=BOX_PATTERN,
         description="Only this part of the query: x,y,width,height as shares of the picture.",
         examples=["0.25,0.1,0.5,0.4"],
     ),
 ]
-AnyQuery = Annotated[str, Field(pattern=ITEM_OR_QUERY, description=UPLOADED, examples=["1"])]
+AnyIdField = Annotated[str, Field(pattern=ANY_ID_PATTERN, description=ITEM_OR_UPLOAD, examples=["1"])]
 
 
-class SearchOptions(BaseModel):
-    """The same for uploads and for images of the index."""
+class RequestModel(BaseModel):
+    """Parameters of a request, which do not change."""
 
     model_config = ConfigDict(frozen=True)
+
+
+class SearchOptions(RequestModel):
+    """Options of a search, by an upload or by an image of the index."""
 
     k: int = Field(24, ge=1, le=200, description="Hits wanted.")
     by: By = None
@@ -62,56 +60,61 @@ class SearchOptions(BaseModel):
 
 
 class SearchById(SearchOptions):
-    query: AnyQuery
+    """A search by an image that the server knows."""
+
+    query: AnyIdField
 
 
-class ExplainOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
+class ExplainOptions(RequestModel):
+    """The two images to explain, and how they were compared."""
 
-    query: AnyQuery
-    hit: AnyQuery
+    query: AnyIdField
+    hit: AnyIdField
     by: By = None
     box: BoxText = None
 
 
-class ClusterOptions(BaseModel):
-    model_config = ConfigDict(frozen=True)
+class ClusterOptions(RequestModel):
+    """How to group the images of the index."""
 
     method: Literal["kmeans", "hdbscan"] = Field("kmeans", description="hdbscan finds the number by itself.")
     count: int | None = Field(None, ge=2, le=500, description="Of clusters (kmeans).")
 
 
-class Page(BaseModel):
-    model_config = ConfigDict(frozen=True)
+class Page(RequestModel):
+    """Which part of a list to return."""
 
     offset: int = Field(0, ge=0, le=2**40)
     limit: int = Field(100, ge=1, le=500)
 
 
 class ItemsPage(Page):
-    text: Annotated[str | None, Field(max_length=200, description="In the path, in any case."), Empty] = None
+    """Which images of the index to list."""
+
+    text: Annotated[str | None, Field(max_length=200, description="In the path, in any case."), EmptyIsNone] = None
 
 
 class ClusterPage(ClusterOptions, Page):
-    pass
+    """Which part of which grouping to return."""
 
 
-def from_form(fields: Mapping[str, str]) -> SearchOptions:
-    """Of an upload; 422 in words."""
+def search_options(fields: Mapping[str, str]) -> SearchOptions:
+    """Return the options in the form of an upload, or raise 422."""
     try:
         return SearchOptions.model_validate(fields)
     except ValidationError as error:
-        raise HTTPException(422, words(error.errors())) from None
+        raise HTTPException(422, describe_error(error.errors())) from None
 
 
-def words(errors: Any) -> str:
-    """The first of pydantic's complaints as a sentence."""
+def describe_error(errors: Any) -> str:
+    """Return the first of pydantic's errors as a sentence."""
     first = errors[0]
     name = str(first["loc"][-1]) if first["loc"] else "request"
     return f"{name}: {first['msg'].rstrip('.')}."
 
 
-def box_of(text: str | None) -> Box | None:
+def request_box(text: str | None) -> Box | None:
+    """Return the box that a request names, or raise 422."""
     try:
         return None if text is None else parse_box(text)
     except FineSightError as error:
@@ -119,7 +122,7 @@ def box_of(text: str | None) -> Box | None:
 
 
 def multipart_body() -> dict[str, Any]:
-    """How the upload is described: FastAPI does not read it, so it cannot know."""
+    """Return the OpenAPI description of an upload, which FastAPI cannot make because it does not read the body."""
     properties: dict[str, Any] = {
         "file": {"type": "string", "format": "binary", "description": "JPEG, PNG, WebP, GIF, BMP or TIFF."}
     }

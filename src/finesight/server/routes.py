@@ -1,32 +1,30 @@
-"""The addresses below /api. Each takes its question apart, gives it to a lane, and sends what comes out."""
+"""The routes below /api. Each passes its parameters to the service, in the work queue that the work belongs to."""
 
 from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Path, Query, Request, Response
+from fastapi import APIRouter, Depends, Path, Query, Request, Response
 from pydantic import BaseModel
 
-from finesight.server import attention as seeing
-from finesight.server import groups as grouping
-from finesight.server import schemas
-from finesight.server.images import LARGE, THUMB
+from finesight.server import explanations, schemas
+from finesight.server.images import IMAGE_SIDE, THUMBNAIL_SIDE
 from finesight.server.parameters import (
-    AnyPath,
+    AnyIdPath,
     ClusterOptions,
     ClusterPage,
     ExplainOptions,
-    ItemPath,
+    ItemIdPath,
     ItemsPage,
     SearchById,
-    from_form,
     multipart_body,
+    search_options,
 )
-from finesight.server.service import Service
+from finesight.server.service import SearchService
 from finesight.server.upload import read_upload
 
 Responses = dict[int | str, dict[str, Any]]
-WORDS = {
+STATUS_WORDS = {
     400: "Not understood: a name the server does not answer to, or a form that cannot be read.",
     401: "A token is needed.",
     403: "Refused: sent from another site, or a file outside the folder of the index.",
@@ -38,34 +36,39 @@ WORDS = {
     500: "A fault of the server, which its log explains.",
     503: "Busy: come again after the seconds that Retry-After says.",
 }
-ALWAYS = (400, 401, 403, 422, 500, 503)
-FILES = (404, 413, 415)  # of a picture that is read again
+ANY_ROUTE = (400, 401, 403, 422, 500, 503)
+READS_FILE = (404, 413, 415)  # of routes that read an image again
 
 
 def problems(*more: int) -> Responses:
-    return {status: {"model": schemas.Problem, "description": WORDS[status]} for status in sorted({*ALWAYS, *more})}
+    """Describe the errors that every route may return, and ``more``."""
+    return {
+        status: {"model": schemas.Problem, "description": STATUS_WORDS[status]}
+        for status in sorted({*ANY_ROUTE, *more})
+    }
 
 
-def picture_response(*kinds: str) -> dict[str, Any]:
-    return {"content": {kind: {"schema": {"type": "string", "format": "binary"}} for kind in kinds}}
+def image_response(kind: str) -> dict[str, Any]:
+    """Describe an answer that is an image."""
+    return {"content": {kind: {"schema": {"type": "string", "format": "binary"}}}}
 
 
-def service_of(request: Request) -> Service:
-    service: Service = request.app.state.service
+async def _service(request: Request) -> SearchService:
+    service: SearchService = request.app.state.service
     return service
 
 
 def answer(model: BaseModel) -> Response:
-    """Written as it is: it was checked when it was made."""
+    """Write a model as JSON without checking it again: it was checked when it was made."""
     return Response(model.model_dump_json(), media_type="application/json")
 
 
+Service = Annotated[SearchService, Depends(_service)]
 router = APIRouter(prefix="/api", responses=problems())
 
 
 @router.get("/health", response_model=schemas.Health, summary="How the server is, and how far its index")
-async def health(request: Request) -> Response:
-    service = service_of(request)
+async def health(request: Request, service: Service) -> Response:
     return answer(await service.reading.run(request, service.health))
 
 
@@ -76,113 +79,110 @@ async def health(request: Request) -> Response:
     openapi_extra=multipart_body(),
     summary="Search by a picture that is sent",
 )
-async def search_upload(request: Request) -> Response:
+async def search_upload(request: Request, service: Service) -> Response:
     """The answer's `query.id` stands for the picture from then on, for a while."""
-    service = service_of(request)
-    with service.network.place(), service.uploads.account() as take:
-        upload = await read_upload(request, service.limits, take)
-        options = from_form(upload.fields)
-        return answer(await service.network.turn(request, lambda: service.search_upload(upload, options)))
+    with service.network.reserve(), service.uploads.account() as take:
+        upload = await read_upload(request, service.config, take)
+        options = search_options(upload.fields)
+        return answer(await service.network.run_reserved(request, lambda: service.search_upload(upload, options)))
 
 
 @router.get(
     "/search",
     response_model=schemas.SearchResult,
-    responses=problems(*FILES),
+    responses=problems(*READS_FILE),
     summary="Search by an image of the index, or by a picture sent before",
 )
-async def search(request: Request, options: Annotated[SearchById, Query()]) -> Response:
+async def search(request: Request, service: Service, options: Annotated[SearchById, Query()]) -> Response:
     """An image of the index is left out of its own hits."""
-    service = service_of(request)
-    lane = service.reading if options.box is None else service.network
-    return answer(await lane.run(request, lambda: service.search(options.query, options)))
+    queue = service.reading if options.box is None else service.network
+    return answer(await queue.run(request, lambda: service.search(options.query, options)))
 
 
 @router.get("/items", response_model=schemas.Items, summary="Images of the index, by path")
-async def items(request: Request, page: Annotated[ItemsPage, Query()]) -> Response:
-    service = service_of(request)
+async def items(request: Request, service: Service, page: Annotated[ItemsPage, Query()]) -> Response:
     return answer(await service.reading.run(request, lambda: service.items(page)))
 
 
 @router.get(
     "/items/{item}", response_model=schemas.ItemFacts, responses=problems(404), summary="What is known of one image"
 )
-async def item(request: Request, item: ItemPath) -> Response:
-    service = service_of(request)
+async def item(request: Request, service: Service, item: ItemIdPath) -> Response:
     return answer(await service.reading.run(request, lambda: service.item(item)))
 
 
-async def _picture(request: Request, name: str, side: int) -> Response:
-    service = service_of(request)
+async def _draw(request: Request, service: Service, name: str, side: int) -> Response:
     known = request.headers.get("if-none-match", "").strip().removeprefix("W/").strip('"')
-
-    def drawn() -> tuple[str, bytes | None]:
-        return service.subjects.picture(service.subjects.find(name), side, known)
-
-    tag, data = await service.drawing.run(request, drawn)
+    tag, data = await service.drawing.run(request, lambda: service.images.draw(service.images.find(name), side, known))
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
     if data is None or tag == known:
         return Response(status_code=304, headers=headers)
     return Response(data, media_type="image/jpeg", headers=headers)
 
 
-PICTURE: Responses = {
-    **problems(*FILES),
-    200: picture_response("image/jpeg"),
+IMAGE_RESPONSES: Responses = {
+    **problems(*READS_FILE),
+    200: image_response("image/jpeg"),
     304: {"description": "As in If-None-Match."},
 }
 
 
 @router.get(
-    "/items/{name}/thumb", response_class=Response, responses=PICTURE, summary=f"A JPEG of at most {THUMB} pixels"
+    "/items/{name}/thumb",
+    response_class=Response,
+    responses=IMAGE_RESPONSES,
+    summary=f"A JPEG of at most {THUMBNAIL_SIDE} pixels",
 )
-async def thumb(request: Request, name: AnyPath) -> Response:
-    return await _picture(request, name, THUMB)
+async def thumb(request: Request, service: Service, name: AnyIdPath) -> Response:
+    return await _draw(request, service, name, THUMBNAIL_SIDE)
 
 
 @router.get(
-    "/items/{name}/image", response_class=Response, responses=PICTURE, summary=f"A JPEG of at most {LARGE} pixels"
+    "/items/{name}/image",
+    response_class=Response,
+    responses=IMAGE_RESPONSES,
+    summary=f"A JPEG of at most {IMAGE_SIDE} pixels",
 )
-async def image(request: Request, name: AnyPath) -> Response:
+async def image(request: Request, service: Service, name: AnyIdPath) -> Response:
     """Drawn anew: what a camera hides in its files is not in it."""
-    return await _picture(request, name, LARGE)
+    return await _draw(request, service, name, IMAGE_SIDE)
 
 
 @router.get(
     "/attention/{name}",
     response_model=schemas.Attention,
-    responses={**problems(*FILES), 200: picture_response("image/png")},
+    responses={**problems(*READS_FILE), 200: image_response("image/png")},
     summary="Where the network looks",
 )
 async def attention(
     request: Request,
-    name: AnyPath,
+    service: Service,
+    name: AnyIdPath,
     kind: Annotated[Literal["json", "png"], Query(alias="format", description="png: laid over the picture.")] = "json",
 ) -> Response:
-    service = service_of(request)
     if kind == "png":
-        data = await service.drawing.run(request, lambda: seeing.attention_picture(service, name))
+        data = await service.drawing.run(request, lambda: explanations.attention_png(service, name))
         return Response(data, media_type="image/png", headers={"Cache-Control": "private, no-cache"})
-    return answer(await service.network.run(request, lambda: seeing.attention(service, name)))
+    return answer(await service.network.run(request, lambda: explanations.attention(service, name)))
 
 
 @router.get(
     "/explain",
-    response_model=schemas.Explanation,
-    responses=problems(*FILES),
+    response_model=schemas.ExplanationResponse,
+    responses=problems(*READS_FILE),
     summary="Which cells and projections made two pictures alike",
 )
-async def explain(request: Request, options: Annotated[ExplainOptions, Query()]) -> Response:
+async def explain(request: Request, service: Service, options: Annotated[ExplainOptions, Query()]) -> Response:
     """Exact: the cells of either map sum to the score."""
-    service = service_of(request)
-    return answer(await service.network.run(request, lambda: seeing.explain(service, options)))
+    return answer(await service.network.run(request, lambda: explanations.explain(service, options)))
 
 
-@router.get("/clusters", response_model=schemas.Clusters, summary="The images of the index in groups of like ones")
-async def clusters(request: Request, options: Annotated[ClusterOptions, Query()]) -> Response:
+@router.get(
+    "/clusters", response_model=schemas.ClustersResponse, summary="The images of the index in groups of like ones"
+)
+async def clusters(request: Request, service: Service, options: Annotated[ClusterOptions, Query()]) -> Response:
     """The largest group first. It may take a while; asked again, it does not."""
-    service = service_of(request)
-    return answer(await service.grouping.run(request, lambda: grouping.overview(service, options)))
+    return answer(await service.clustering.run(request, lambda: service.clusters(options)))
 
 
 @router.get(
@@ -190,9 +190,9 @@ async def clusters(request: Request, options: Annotated[ClusterOptions, Query()]
 )
 async def cluster(
     request: Request,
+    service: Service,
     cluster: Annotated[int, Path(ge=0, le=2**31 - 1, description="Its `id`, with the same method and count.")],
     page: Annotated[ClusterPage, Query()],
 ) -> Response:
     """Nearest to the center first."""
-    service = service_of(request)
-    return answer(await service.grouping.run(request, lambda: grouping.one_cluster(service, cluster, page)))
+    return answer(await service.clustering.run(request, lambda: service.cluster_items(cluster, page)))

@@ -1,10 +1,12 @@
-"""What the API answers, as models: the OpenAPI document is made of these."""
+"""Models of the API's answers. The OpenAPI document is made of them, so their fields are the contract with clients."""
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, Field
+
+from finesight.features.types import Box
 
 Map = Annotated[list[list[float]], Field(description="Rows from top to bottom; each value in [0, 1].")]
 Signed = Annotated[list[list[float]], Field(description="Rows from top to bottom; all values sum to the whole.")]
@@ -12,13 +14,22 @@ ItemId = Annotated[str, Field(pattern="^[0-9]{1,16}$", description="Of an image 
 AnyId = Annotated[str, Field(description="Of an image of the index (digits), or of an uploaded picture (q…).")]
 
 
-class Problem(BaseModel):
+class ResponseModel(BaseModel):
+    """An answer. ``schema_name`` is its name in the OpenAPI document where that is not the name of the class."""
+
+    def __init_subclass__(cls, schema_name: str = "", **options: Any) -> None:
+        super().__init_subclass__(**options)
+        if schema_name:
+            cls.__name__ = cls.__qualname__ = schema_name
+
+
+class Problem(ResponseModel):
     """What went wrong, for people."""
 
     detail: str = Field(examples=["There is no image with that id."])
 
 
-class ViewBox(BaseModel):
+class ViewBox(ResponseModel):
     """The part of a picture that the network saw: shares of its width and height."""
 
     x: float
@@ -26,21 +37,27 @@ class ViewBox(BaseModel):
     width: float
     height: float
 
+    @classmethod
+    def of(cls, box: Box) -> ViewBox:
+        """Return ``box`` as a model."""
+        x, y, width, height = box
+        return cls(x=x, y=y, width=width, height=height)
 
-class EncoderFacts(BaseModel):
+
+class EncoderFacts(ResponseModel):
     method: str
     resolution: int = Field(description="Pixels of the view.")
     pooling: str = Field(description="The encoder's own.")
     fingerprint: str
 
 
-class Progress(BaseModel):
+class Progress(ResponseModel):
     phase: str
     done: int
     total: int
 
 
-class Health(BaseModel):
+class Health(ResponseModel):
     status: Literal["ok", "building", "empty"]
     version: str
     items: int
@@ -52,7 +69,7 @@ class Health(BaseModel):
     projections: int = Field(description="K of the rationale; 0 where there is none to show.")
 
 
-class Item(BaseModel):
+class ItemResponse(ResponseModel, schema_name="Item"):
     id: ItemId
     path: str = Field(description="Relative to the folder of the index.")
     name: str
@@ -60,22 +77,22 @@ class Item(BaseModel):
     height: int
 
 
-class ItemFacts(Item):
+class ItemFacts(ItemResponse):
     bytes: int
     view: ViewBox
     mask: Map
 
 
-class Items(BaseModel):
+class Items(ResponseModel):
     total: int = Field(description="That match.")
-    items: list[Item]
+    items: list[ItemResponse]
 
 
-class SearchHit(Item):
+class SearchHit(ItemResponse):
     score: float = Field(description="Cosine: 1 at most.")
 
 
-class SearchQuery(BaseModel):
+class SearchQuery(ResponseModel):
     id: AnyId
     name: str
     width: int
@@ -84,62 +101,62 @@ class SearchQuery(BaseModel):
     mask: Map
 
 
-class Took(BaseModel):
+class Took(ResponseModel):
     embed_ms: float
     search_ms: float
 
 
-class SearchResult(BaseModel):
+class SearchResult(ResponseModel):
     query: SearchQuery
     by: str
     hits: list[SearchHit]
     took: Took
 
 
-class Projection(BaseModel):
+class Projection(ResponseModel):
     k: int
     strength: float
     map: Map
 
 
-class Attention(BaseModel):
+class Attention(ResponseModel):
     view: ViewBox
     mask: Map
     projections: list[Projection] = Field(description="The strongest first; none without a rationale.")
 
 
-class Side(BaseModel):
+class Side(ResponseModel):
     view: ViewBox
     map: Signed
 
 
-class ProjectionShare(BaseModel):
+class ProjectionShareResponse(ResponseModel, schema_name="ProjectionShare"):
     k: int
     share: float = Field(description="Of the score.")
     query: Signed
     hit: Signed
 
 
-class Explanation(BaseModel):
+class ExplanationResponse(ResponseModel, schema_name="Explanation"):
     score: float
     query: Side
     hit: Side
-    projections: list[ProjectionShare]
+    projections: list[ProjectionShareResponse]
 
 
-class Cluster(BaseModel):
+class Cluster(ResponseModel):
     id: int
     size: int
     items: list[ItemId] = Field(description="The 12 nearest to the center, nearest first.")
 
 
-class Clusters(BaseModel):
+class ClustersResponse(ResponseModel, schema_name="Clusters"):
     method: Literal["kmeans", "hdbscan"]
     clusters: list[Cluster]
     unclustered: int
 
 
-class ClusterItems(BaseModel):
+class ClusterItems(ResponseModel):
     id: int
     size: int
-    items: list[Item]
+    items: list[ItemResponse]

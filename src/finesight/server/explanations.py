@@ -1,0 +1,91 @@
+"""Explain answers: where the network looks, and what made two images similar. The maps are of ``finesight.explain``."""
+
+from __future__ import annotations
+
+import contextlib
+from typing import TYPE_CHECKING
+
+import numpy as np
+from fastapi import HTTPException
+from numpy.typing import NDArray
+
+from finesight.features.types import Floats, View
+from finesight.server import schemas
+from finesight.server.images import draw_overlay
+from finesight.server.parameters import ExplainOptions, request_box
+from finesight.server.safe_files import ImageMissing
+from finesight.server.service import SearchService, count_projections, mask_rows
+
+if TYPE_CHECKING:
+    from finesight.features.encoder import Encoder
+
+PROJECTIONS = 8  # that are returned
+
+
+def attention(service: SearchService, name: str) -> schemas.Attention:
+    """Return the mask, and the projections if the file is still there: they need the image once more."""
+    image = service.images.find(name)
+    projections: list[schemas.Projection] = []
+    if count_projections(service.embedder):
+        with contextlib.suppress(ImageMissing):
+            projections = _projections(_encoder(service), service.images.read_view(image))
+    return schemas.Attention(view=schemas.ViewBox.of(image.view), mask=mask_rows(image.mask), projections=projections)
+
+
+def attention_png(service: SearchService, name: str) -> bytes:
+    """Return the image with its mask laid over it."""
+    image = service.images.find(name)
+    stream, _ = service.images.open(image)
+    with stream:
+        return draw_overlay(stream, image.mask, image.view, service.config)
+
+
+def explain(service: SearchService, options: ExplainOptions) -> schemas.ExplanationResponse:
+    """Return what each cell and each projection adds to the score, exactly."""
+    from finesight.explain.contributions import similarity
+
+    space, box = service.space(options.by), request_box(options.box)
+    query, hit = service.images.find(options.query), service.images.find(options.hit)
+    encoder = _encoder(service)
+    query_view, hit_view = service.images.read_view(query, box), service.images.read_view(hit)
+    found = similarity(encoder, query_view, hit_view, space, box)
+    return schemas.ExplanationResponse(
+        score=found.score,
+        query=schemas.Side(view=schemas.ViewBox.of(query_view.box), map=found.query_map.tolist()),
+        hit=schemas.Side(view=schemas.ViewBox.of(hit_view.box), map=found.hit_map.tolist()),
+        projections=[
+            schemas.ProjectionShareResponse(
+                k=one.k, share=one.share, query=one.query_map.tolist(), hit=one.hit_map.tolist()
+            )
+            for one in found.projections[:PROJECTIONS]
+        ],
+    )
+
+
+def _encoder(service: SearchService) -> Encoder:
+    encoder: Encoder | None = getattr(service.embedder, "encoder", None)
+    if encoder is None:
+        raise HTTPException(422, "Only the torch engine can take a score apart: start the server with --engine torch.")
+    return encoder
+
+
+def _projections(encoder: Encoder, view: View) -> list[schemas.Projection]:
+    """Return the projections whose response varies most over the image, as ``finesight explain`` chooses them."""
+    from finesight.explain.contributions import feature_parts
+    from finesight.nn.poolings import find_pooling
+
+    responses = feature_parts(encoder, view, find_pooling(encoder.config.pooling)).responses  # (K, H, W)
+    if responses is None:
+        return []
+    strengths = responses.var(axis=(1, 2))
+    return [
+        schemas.Projection(k=k, strength=float(strengths[k]), map=mask_rows(_to_unit_range(responses[k])))
+        for k in np.argsort(-strengths, kind="stable")[:PROJECTIONS].tolist()
+    ]
+
+
+def _to_unit_range(cells: NDArray[np.float64]) -> Floats:
+    """Scale a map so that its lowest value is 0 and its highest 1; a constant map becomes 0."""
+    low, high = float(cells.min()), float(cells.max())
+    scaled: Floats = ((cells - low) / max(high - low, 1e-12)).astype(np.float32)
+    return scaled

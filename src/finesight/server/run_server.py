@@ -1,0 +1,185 @@
+"""Run a server: bind its socket, bring its index up to date in the background, and answer until Ctrl-C."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import functools
+import os
+import socket
+import sys
+import threading
+import webbrowser
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from urllib.parse import quote
+
+import uvicorn
+from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
+
+from finesight.errors import FineSightError
+from finesight.features.types import Embedder
+from finesight.io.console import console
+from finesight.io.progress import phase_bar
+from finesight.search.base import Index
+from finesight.search.build import PHASES, update_index
+from finesight.search.engines import open_index
+from finesight.server.app import create_app
+from finesight.server.config import ServerConfig, is_loopback
+from finesight.server.job import BackgroundJob
+from finesight.server.service import SearchService
+
+KEEP_ALIVE_SECONDS = 5  # an idle connection stays open so long
+GRACE_SECONDS = 3  # for running requests when the server stops
+JOB_SECONDS = 5.0  # for the image that the background job is working on
+
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a listening socket; port 0 takes any free port. Raise FineSightError when that is not possible."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(
+            host.strip("[]"), port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
+        )[0]
+        bound = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise FineSightError(f"--host {host}: there is no such address ({error.strerror or error}).") from error
+    bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        bound.bind(address)
+        bound.listen(256)
+    except OSError as error:
+        bound.close()
+        if error.errno == errno.EADDRINUSE:
+            raise FineSightError(
+                f"Port {port} of {host} is taken by another program: give --port another number, or 0 for any free one."
+            ) from error
+        raise FineSightError(f"Cannot listen at {host}, port {port}: {error.strerror or error}.") from error
+    return bound
+
+
+def browser_address(bound: socket.socket, host: str) -> str:
+    """Return the address to type into a browser."""
+    port = bound.getsockname()[1]
+    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]", "": "127.0.0.1"}.get(host.strip("[]"), host)
+    if ":" in name and not name.startswith("["):
+        name = f"[{name}]"
+    return f"http://{name}:{port}/"
+
+
+class _HeaderTimeout(H11Protocol):
+    """Close connections that send nothing, or headers a byte at a time: they would hold a place for ever."""
+
+    def __init__(self, *args: object, seconds: float, **options: object) -> None:
+        super().__init__(*args, **options)  # type: ignore[arg-type]
+        self._seconds = seconds
+        self._last_cycle: object = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(self._seconds, self._close_if_idle)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._timer.cancel()
+        super().connection_lost(exc)
+
+    def _close_if_idle(self) -> None:
+        """Close the connection if no request was begun since the last check."""
+        cycle: RequestResponseCycle | None = self.cycle
+        if cycle is None or (cycle.response_complete and cycle is self._last_cycle):
+            self.transport.close()
+            return
+        self._last_cycle = cycle
+        self._timer = self.loop.call_later(self._seconds, self._close_if_idle)
+
+
+class SearchServer(uvicorn.Server):
+    """Serve a service over HTTP and call ``started`` when it answers. Setting ``should_exit`` ends it."""
+
+    def __init__(self, service: SearchService, started: Callable[[], None]) -> None:
+        config = uvicorn.Config(
+            create_app(service),
+            http=functools.partial(_HeaderTimeout, seconds=service.config.header_seconds),  # type: ignore[arg-type]
+            ws="none",
+            loop="asyncio",
+            lifespan="off",  # there is none; cut short by a second Ctrl-C it would leave a trace
+            log_level="warning",
+            access_log=False,  # it would hold the addresses with their tokens
+            server_header=False,
+            proxy_headers=False,
+            limit_concurrency=service.config.connections,
+            timeout_keep_alive=KEEP_ALIVE_SECONDS,
+            timeout_graceful_shutdown=GRACE_SECONDS,
+        )
+        super().__init__(config)
+        self._on_start = started
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Listen, and call ``started`` in a thread: opening a browser may take a while."""
+        await super().startup(sockets=sockets)
+        threading.Thread(target=self._on_start, daemon=True).start()
+
+
+def run_server(index: Index, embedder: Embedder, config: ServerConfig, job: BackgroundJob | None = None) -> None:
+    """Serve until Ctrl-C. The address is printed to standard output as soon as the server answers."""
+    bound = bind(config.host, config.port)
+    service = SearchService(index, embedder, config, job)
+    address = browser_address(bound, config.host)
+    link = f"{address}?token={quote(config.token, safe='')}" if config.token else address
+    if not config.token and not is_loopback(config.host):
+        console.print(
+            f"Warning: everyone who reaches {config.host} can search and see the images of {index.meta.root}. "
+            "Give --token to ask for a word first.",
+            markup=False,
+        )
+
+    def announce() -> None:
+        print(f"FineSight is at {link}", flush=True)
+        console.print("Ctrl-C stops it.")
+        if config.open_browser and _has_screen():
+            webbrowser.open(link)
+
+    if job is not None:
+        job.start()
+    try:
+        with bound:
+            SearchServer(service, announce).run(sockets=[bound])
+    except KeyboardInterrupt:
+        pass  # the ordinary end; any other signal ends the process in its usual way
+    finally:
+        if not service.close(JOB_SECONDS):
+            sys.stdout.flush()
+            os._exit(0)  # an index may be left at any point; waiting for a thread that builds one may take minutes
+    console.print("Stopped.")
+
+
+def update_job(
+    where: str, embedder: Embedder, folder: str | Path, run: Path, *, workers: int | None = None, progress: bool = True
+) -> BackgroundJob:
+    """Return a job that brings the index ``where`` up to date with its folder; searching goes on meanwhile."""
+
+    def work(job: BackgroundJob) -> None:
+        with closing(open_index(where)) as index, phase_bar(PHASES, progress) as bar:
+
+            def report_progress(phase: str, done: int, total: int) -> None:
+                job.report(phase, done, total)
+                bar(phase, done, total)
+
+            report = update_index(
+                index,
+                embedder,
+                folder,
+                workers=workers,
+                callback=report_progress,
+                stop=job.stopping,
+                skipped_file=index.skipped_file(run),
+            )
+        if not report.stopped:
+            console.print(f"The index is up to date: {report}.", markup=False)
+
+    return BackgroundJob(work)
+
+
+def _has_screen() -> bool:
+    """Return whether a browser can be shown. Without a screen, Python would start a text browser in the terminal."""
+    return sys.platform != "linux" or bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
