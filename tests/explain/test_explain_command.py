@@ -17,7 +17,7 @@ from typer.testing import CliRunner
 
 from finesight.cli.explain import explain, run_names
 from finesight.errors import FineSightError
-from finesight.explain.batch import grouped
+from finesight.explain.batch import split_groups
 from finesight.training.run_folder import RunFolder
 
 RunOf = Callable[..., RunFolder]
@@ -145,6 +145,6 @@ def test_runs_of_the_same_name_are_told_apart() -> None:
 @pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 6, 7, 9])
 def test_no_group_of_one_unless_there_is_but_one(count: int) -> None:
     items: list[Any] = [(i, []) for i in range(count)]
-    groups = list(grouped(iter(items), 3))
+    groups = list(split_groups(iter(items), 3))
     assert [item for group in groups for item in group] == items
     assert all(1 < len(group) <= 4 for group in groups) or count == 1

@@ -9,8 +9,7 @@ import pytest
 from PIL import Image
 
 from finesight.errors import FineSightError
-from finesight.explain.explainer import Explainer
-from finesight.explain.output import Names
+from finesight.explain.explainer import Explainer, SafeNames
 from finesight.features.encoder import Encoder
 from finesight.plots.tiles import blend
 from finesight.training.run_folder import RunFolder
@@ -101,9 +100,9 @@ def test_saved_files_are_the_overlays(lcr: Path, files: list[Path], tmp_path: Pa
 
 
 def test_names_are_safe_and_never_the_same() -> None:
-    names = Names()
+    names = SafeNames()
     odd = ["a/b.c", "A/B.C", "a\\b:c", "../../etc/passwd", "", "...", "чайка №1", "b\udce9d", "x" * 300, "é" * 300]
-    safe = [names.safe(name) for name in odd] + [names.safe("x" * 300)]
+    safe = [names.add(name) for name in odd] + [names.add("x" * 300)]
     assert len({name.casefold() for name in safe}) == len(safe)
     for name in safe:
         assert 0 < len(name.encode()) <= 110

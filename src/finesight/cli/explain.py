@@ -6,7 +6,7 @@ import json
 from collections import Counter
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -48,20 +48,19 @@ def explain(
     if pooling is not None and pair is None:
         raise FineSightError("--pooling says how a pair is compared: give --pair A B too.")
     from finesight.explain.batch import Options, explain_folder
-    from finesight.explain.explainer import Explainer
-    from finesight.explain.inputs import pick
-    from finesight.explain.output import make_folder
+    from finesight.explain.explainer import Explainer, make_folder
+    from finesight.explain.inputs import select_images
     from finesight.io.console import console
 
     make_folder(out)
-    picked = pick(images, None if every else count)
-    sign: Any = str(rectify)
+    selection = select_images(images, None if every else count)
     runs = [run, *(beside or [])]
-    explainers = {name: Explainer.load(one, rectify=sign) for name, one in zip(run_names(runs), runs, strict=True)}
-    console.print(f"Explaining {picked.choice}.", markup=False)
+    names = run_names(runs)
+    explainers = {name: Explainer.load(one, rectify=rectify.value) for name, one in zip(names, runs, strict=True)}
+    console.print(f"Explaining {selection.choice}.", markup=False)
     by = None if pooling is None else str(pooling)
     options = Options(top=top, lowest=lowest, pair=pair, by=by, progress=not quiet)
-    summary = explain_folder(explainers, picked, out, options)
+    summary = explain_folder(explainers, selection, out, options)
     for facts in summary["runs"]:
         if facts["no_gradcam"]:
             console.print(f"{facts['run']}: no GradCAM. {facts['no_gradcam']}", markup=False)

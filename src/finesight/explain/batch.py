@@ -1,4 +1,4 @@
-"""Explanations of many images by one run or several, written to a folder: overlays, figures, a page and a summary.
+"""Explain many images by one run or several, and write overlays, figures, a page and a summary to a folder.
 
 Images stream: a group at a time is read, explained and written. Only those that figures and page show are kept.
 """
@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.errors import FineSightError, SkipImage
-from finesight.explain.explainer import Explainer, Explanation
-from finesight.explain.html_page import sections
-from finesight.explain.inputs import Picked, spaced
-from finesight.explain.output import Names, make_folder, write
-from finesight.explain.pair import explain_pair
-from finesight.explain.panels import high_and_low, ranked, side_by_side
+from finesight.explain.contributions import open_view, similarity
+from finesight.explain.explainer import Explainer, Explanation, SafeNames, make_folder, write_file
+from finesight.explain.html_page import page_sections
+from finesight.explain.inputs import Selection, spaced
+from finesight.explain.panels import high_and_low, rank_projections, side_by_side, similarity_figure
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import picture_view
 from finesight.io.progress import track
@@ -44,18 +43,19 @@ class Options:
 
 
 @dataclass
-class Looked:
+class ExplainedRun:
     """What is kept of a run while images go by."""
 
     explainer: Explainer
     folder: str  # of its overlays, below the output
-    names: Names = field(default_factory=Names)  # of its overlays
+    names: SafeNames = field(default_factory=SafeNames)  # of its overlays
     shown: list[Explanation] = field(default_factory=list)  # one an image
     images: int = 0
     variances: NDArray[np.float64] | None = None  # (K,) summed over images
     wins: NDArray[np.float64] | None = None  # (K,) share of cells, summed over images
 
     def add(self, explanation: Explanation, keep: Sequence[bool]) -> None:
+        """Count a group of images, and keep those that are to be shown."""
         self.shown += [explanation.row(i) for i, kept in enumerate(keep) if kept]
         self.images += len(explanation)
         if explanation.variances is not None:
@@ -72,14 +72,26 @@ class Looked:
         branch = self.explainer.encoder.branch
         if branch is None:
             return []
-        every = range(branch.projections)
-        return [k for k in every if branch.kept[k]] if isinstance(branch.kept, Tensor) else list(every)
+        return [k for k in range(branch.projections) if not isinstance(branch.kept, Tensor) or branch.kept[k]]
 
-    def projections(self) -> list[dict[str, Any]]:
-        """Of all images explained, highest variance first."""
+    def summary(self, name: str) -> dict[str, Any]:
+        config = self.explainer.encoder.config
+        has_gradcam = any(one.gradcam is not None for one in self.shown)
+        return {
+            "run": name,
+            "method": config.method,
+            "pooling": config.pooling,
+            "resolution": config.resolution,
+            "gradcam": has_gradcam,
+            "no_gradcam": "" if has_gradcam else self.explainer.no_gradcam,
+            "projections": self._projections(),
+        }
+
+    def _projections(self) -> list[dict[str, Any]]:
+        """Return the projections' means over all images, highest variance first."""
         if self.variances is None:
             return []
-        order, _ = ranked(self.variances, self.kept, len(self.kept), 0)
+        order, _ = rank_projections(self.variances, self.kept, len(self.kept), 0)
         return [
             {
                 "projection": k,
@@ -90,85 +102,115 @@ class Looked:
         ]
 
 
-def explain_folder(runs: dict[str, Explainer], picked: Picked, out: Path, options: Options) -> dict[str, Any]:
-    """Everything, into ``out``; -> the summary, which is also written there as ``summary.json``."""
+def explain_folder(explainers: dict[str, Explainer], images: Selection, out: Path, options: Options) -> dict[str, Any]:
+    """Write everything into ``out``; return the summary, which is also written there as ``summary.json``."""
     make_folder(out)
     pair = None
     if options.pair is not None:  # before the work: its files may be wrong
-        pair = explain_pair(next(iter(runs.values())).encoder, options.pair, picked.root, options.by)
-    folders = Names()
-    looked = {name: Looked(explainer, folders.safe(name)) for name, explainer in runs.items()}
-    images, skipped, words = _overlays(looked, picked, out, options)
-    figures = _figures(looked, words, options)
+        first = next(iter(explainers.values())).encoder
+        pair = explain_pair(first, options.pair, images.root, options.by)
+    folders = SafeNames()
+    runs = {name: ExplainedRun(explainer, folders.add(name)) for name, explainer in explainers.items()}
+    explained, skipped, words = _write_overlays(runs, images, out, options)
+    figures = _figures(runs, words, options)
     if pair is not None:
         figures["similarity.png"] = pair[1]
     for file, png in figures.items():
-        write(out / file, png)
+        write_file(out / file, png)
     summary = {
-        "runs": [_facts(name, one) for name, one in looked.items()],
-        "explained": len(images),
-        "of": picked.choice,
+        "runs": [run.summary(name) for name, run in runs.items()],
+        "explained": len(explained),
+        "of": images.choice,
         "skipped": [{"path": path, "reason": reason} for path, reason in skipped],
         "figures": sorted(figures),
         "pair": None if pair is None else pair[0],
-        "images": images,
+        "images": explained,
     }
-    title = f"FineSight: where {' and '.join(looked)} look" + ("s" if len(looked) == 1 else "")
-    build_report(out / "index.html", title=title, sections=sections(summary, figures, _more(looked, words)))
-    write(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+    title = f"FineSight: where {' and '.join(runs)} look" + ("s" if len(runs) == 1 else "")
+    build_report(out / "index.html", title=title, sections=page_sections(summary, figures, _more(runs, words)))
+    write_file(out / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
     return summary
 
 
-Skipped = list[tuple[str, str]]
-Words = list[tuple[str, str]]
+def explain_pair(
+    encoder: Encoder, files: tuple[Path, Path], root: Path, by: str | None
+) -> tuple[dict[str, Any], bytes]:
+    """Return why two images are alike, as numbers and as a figure; files are as given or relative to ``root``."""
+    query, hit = (_find_file(file, root) for file in files)
+    views = open_view(encoder, query), open_view(encoder, hit)
+    score = similarity(encoder, *views, by)
+    names = [f"{file.absolute().parent.name}/{file.stem}" for file in (query, hit)]
+    keys = ("k", "share", "query_share", "hit_share", "matched")
+    numbers = {
+        "query": str(query),
+        "hit": str(hit),
+        "by": score.by,
+        "score": score.score,
+        "query_map": score.query_map.tolist(),
+        "hit_map": score.hit_map.tolist(),
+        "projections": [{key: getattr(part, key) for key in keys} for part in score.projections],
+    }
+    return numbers, similarity_figure(score, (views[0].pixels, views[1].pixels), (names[0], names[1]))
 
 
-def _overlays(
-    looked: dict[str, Looked], picked: Picked, out: Path, options: Options
+def _find_file(file: Path, root: Path) -> Path:
+    for place in (file.expanduser(), root / file):
+        if place.is_file():
+            return place
+    raise FineSightError(f"--pair: there is no file {file}.")
+
+
+Skipped = list[tuple[str, str]]  # path, reason
+Words = list[tuple[str, str]]  # class, name
+Item = tuple[int, list[Tensor]]  # index into the selection, and its view for each run
+
+
+def _write_overlays(
+    runs: dict[str, ExplainedRun], images: Selection, out: Path, options: Options
 ) -> tuple[list[dict[str, Any]], Skipped, Words]:
-    """Write them group by group. -> the images explained, the files skipped, and the words of the images kept."""
-    wanted = set(spaced(len(picked), PAGE).tolist())
-    images: list[dict[str, Any]] = []
+    """Explain the images group by group; return those explained, the files skipped, and the words of those kept."""
+    shown = set(spaced(len(images), PAGE).tolist())
+    explained: list[dict[str, Any]] = []
     skipped: Skipped = []
     words: Words = []
-    encoders = [one.explainer.encoder for one in looked.values()]
-    for group in grouped(_read(picked, encoders, skipped, options.progress), GROUP):
-        places = [place for place, _ in group]
-        keep = [place in wanted for place in places]
+    encoders = [run.explainer.encoder for run in runs.values()]
+    for group in split_groups(_read_views(images, encoders, skipped, options.progress), GROUP):
+        indices = [index for index, _ in group]
+        keep = [index in shown for index in indices]
         files: dict[str, list[list[str]]] = {}
-        for number, (name, one) in enumerate(looked.items()):
+        for number, (name, run) in enumerate(runs.items()):
             views = torch.cat([own[number] for _, own in group])
-            explanation = one.explainer(views, [picked.names[place] for place in places])
-            one.add(explanation, keep)
-            side = max(SMALLEST, one.explainer.encoder.config.resolution)
-            folder = out / "overlays" / one.folder
-            saved = explanation.save(folder, projections=options.top, side=side, names=one.names)
-            files[name] = [[f"overlays/{one.folder}/{file}" for file in own] for own in saved]
-        words += [picked.words(place) for place, kept in zip(places, keep, strict=True) if kept]
-        for i, place in enumerate(places):
+            explanation = run.explainer(views, [images.names[index] for index in indices])
+            run.add(explanation, keep)
+            side = max(SMALLEST, run.explainer.encoder.config.resolution)
+            folder = out / "overlays" / run.folder
+            saved = explanation.save(folder, projections=options.top, side=side, names=run.names)
+            files[name] = [[f"overlays/{run.folder}/{file}" for file in own] for own in saved]
+        words += [images.words(index) for index, kept in zip(indices, keep, strict=True) if kept]
+        for i, index in enumerate(indices):
             own = {name: listed[i] for name, listed in files.items()}
-            images.append({"path": str(picked.files[place]), "class": picked.classes[place] or None, "overlays": own})
-    if not images:
+            explained.append(
+                {"path": str(images.files[index]), "class": images.classes[index] or None, "overlays": own}
+            )
+    if not explained:
         path, reason = skipped[-1]
-        raise FineSightError(f"None of the {len(picked):,} images can be read, {path} for one: {reason}.")
-    return images, [*picked.skipped, *skipped], words
+        raise FineSightError(f"None of the {len(images):,} images can be read, {path} for one: {reason}.")
+    return explained, [*images.skipped, *skipped], words
 
 
-Item = tuple[int, list[Tensor]]  # place among the picked, and its view for each run
-
-
-def _read(picked: Picked, encoders: list[Encoder], skipped: Skipped, progress: bool) -> Iterator[Item]:
-    """Readable images one by one; why others are not goes to ``skipped``."""
-    for place, file in track(enumerate(picked.files), len(picked), "explaining", show=progress):
+def _read_views(images: Selection, encoders: list[Encoder], skipped: Skipped, progress: bool) -> Iterator[Item]:
+    """Yield readable images one by one, and add the others to ``skipped``."""
+    for index, file in track(enumerate(images.files), len(images), "explaining", show=progress):
         try:
-            views = [picture_view(file, encoder.config.resolution).pixels for encoder in encoders]
-            yield place, [encoder.normalize(view[None]) for encoder, view in zip(encoders, views, strict=True)]
+            pixels = [picture_view(file, encoder.config.resolution).pixels for encoder in encoders]
         except SkipImage as skip:
             skipped.append((str(file), str(skip)))
+        else:
+            yield index, [encoder.normalize(view[None]) for encoder, view in zip(encoders, pixels, strict=True)]
 
 
-def grouped(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
-    """Groups of ``size``; the last is one larger rather than leave a single image, of which some losses say nothing."""
+def split_groups(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
+    """Yield groups of ``size``; the last is one larger if a single image would be left, too few for some losses."""
     group: list[Item] = []
     for item in items:
         if len(group) > size:
@@ -179,35 +221,21 @@ def grouped(items: Iterator[Item], size: int) -> Iterator[list[Item]]:
         yield group
 
 
-def _figures(looked: dict[str, Looked], words: Words, options: Options) -> dict[str, bytes]:
+def _figures(runs: dict[str, ExplainedRun], words: Words, options: Options) -> dict[str, bytes]:
     few = spaced(len(words), FIGURE).tolist()
-    rows = {name: [one.shown[i] for i in few] for name, one in looked.items()}
+    rows = {name: [run.shown[i] for i in few] for name, run in runs.items()}
     figures = {"figure1.png": side_by_side(rows, [words[i] for i in few])}
-    for name, one in looked.items():
-        if one.variances is not None and options.top + options.lowest:
-            chosen = ranked(one.variances, one.kept, options.top, options.lowest)
-            file = "projections.png" if len(looked) == 1 else f"projections-{one.folder}.png"
-            figures[file] = high_and_low(rows[name], one.variances / one.images, *chosen)
+    for name, run in runs.items():
+        if run.variances is not None and options.top + options.lowest:
+            chosen = rank_projections(run.variances, run.kept, options.top, options.lowest)
+            file = "projections.png" if len(runs) == 1 else f"projections-{run.folder}.png"
+            figures[file] = high_and_low(rows[name], run.variances / run.images, *chosen)
     return figures
 
 
-def _facts(name: str, looked: Looked) -> dict[str, Any]:
-    config = looked.explainer.encoder.config
-    has_gradcam = any(one.gradcam is not None for one in looked.shown)
-    return {
-        "run": name,
-        "method": config.method,
-        "pooling": config.pooling,
-        "resolution": config.resolution,
-        "gradcam": has_gradcam,
-        "no_gradcam": "" if has_gradcam else looked.explainer.no_gradcam,
-        "projections": looked.projections(),
-    }
-
-
-def _more(looked: dict[str, Looked], words: Words) -> list[bytes]:
-    """All images the page has, in figures of a few rows; none where the first figure shows them already."""
+def _more(runs: dict[str, ExplainedRun], words: Words) -> list[bytes]:
+    """Return figures of all images the page has, a few rows each; none where the first figure shows them already."""
     if len(words) <= FIGURE:
         return []
     parts = [slice(start, start + FIGURE) for start in range(0, len(words), FIGURE)]
-    return [side_by_side({name: one.shown[few] for name, one in looked.items()}, words[few]) for few in parts]
+    return [side_by_side({name: run.shown[few] for name, run in runs.items()}, words[few]) for few in parts]

@@ -1,4 +1,4 @@
-"""An object that is called with images and says where a network looks, as heat maps that can be laid over them.
+"""Show where a network looks: an object that is called with images and gives heat maps to lay over them.
 
 >>> explainer = Explainer.load("runs/birds")
 >>> explanation = explainer(["one.jpg", "two.jpg"])
@@ -8,6 +8,8 @@
 
 from __future__ import annotations
 
+import io
+import unicodedata
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -22,18 +24,55 @@ from torch import Tensor
 from finesight.errors import FineSightError
 from finesight.explain.contributions import winners
 from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, Rectify
-from finesight.explain.output import Names, write_png
 from finesight.features.encoder import Encoder, ImageLike, pixels
+from finesight.io.atomic import write_atomic
 from finesight.plots.tiles import blend, value_range
 from finesight.training.run_folder import RunFolder
 
 Floats = NDArray[np.float32]
 MAPS = ("mask", "energy", "gradcam")
+LONGEST = 100  # bytes of a file's name: with what is added it must fit in a file system's 255
+
+
+class SafeNames:
+    """File names that any system takes, made of any names; never two that differ by case alone."""
+
+    def __init__(self) -> None:
+        self._taken: set[str] = set()
+
+    def add(self, name: str) -> str:
+        """Return a free file name; letters and digits of any script, dots, dashes and underscores stay."""
+        plain = unicodedata.normalize("NFC", name.encode("utf-8", "replace").decode())
+        kept = "".join(c if c.isalnum() or c in "._-" else "_" for c in plain).strip("._-") or "image"
+        kept = kept.encode()[:LONGEST].decode("utf-8", "ignore")
+        free, number = kept, 1
+        while free.casefold() in self._taken:
+            number += 1
+            free = f"{kept}-{number}"
+        self._taken.add(free.casefold())
+        return free
+
+
+def make_folder(folder: Path) -> None:
+    """Make an output folder; a ``FineSightError`` says why it cannot be made."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise FineSightError(f"--out {folder} cannot be made a folder: {error.strerror}.") from error
+
+
+def write_file(path: Path, data: bytes) -> None:
+    """Write a file of the output; a ``FineSightError`` says why it cannot be written."""
+    make_folder(path.parent)
+    try:
+        write_atomic(path, data)
+    except OSError as error:
+        raise FineSightError(f"{path} cannot be written: {error.strerror}. Free space, or give another -o.") from error
 
 
 @dataclass(frozen=True)
 class Explanation:
-    """What is to be seen in N images. Maps are on the network's grid, H × W cells over the view."""
+    """The maps of N images, on the network's grid of H × W cells over the view."""
 
     names: list[str]
     pixels: NDArray[np.uint8]  # (N, R, R, 3) the view the network sees
@@ -48,11 +87,11 @@ class Explanation:
 
     @property
     def variances(self) -> Floats | None:
-        """(N, K): how much each projection's answer varies over each image; those that vary most say most."""
+        """(N, K): how much each projection's response varies over each image; those that vary most say most."""
         return None if self.responses is None else self.responses.var(axis=(2, 3))
 
     def heat(self, i: int, of: str | int = "mask") -> Floats:
-        """(H, W): a map of image i, named as in ``MAPS``, or the response of a projection by its number."""
+        """Return a map (H, W) of image i, named as in ``MAPS``, or the response of a projection by its number."""
         if isinstance(of, int):
             if self.responses is None or not 0 <= of < self.responses.shape[1]:
                 count = 0 if self.responses is None else self.responses.shape[1]
@@ -66,7 +105,7 @@ class Explanation:
         return np.asarray(maps[i])
 
     def overlay(self, i: int, of: str | int = "mask", *, side: int | None = None) -> NDArray[np.uint8]:
-        """(R, R, 3), or (side, side, 3): the map over image i, from its own lowest value to its highest.
+        """Return the map over image i, from its own lowest value to its highest: (R, R, 3), or (side, side, 3).
 
         A map that is the same everywhere says nothing about where: the image is then left as it is.
         """
@@ -77,30 +116,32 @@ class Explanation:
         return picture if bounds is None else blend(picture, (heat - bounds[0]) / (bounds[1] - bounds[0]))
 
     def top(self, i: int, count: int = 3) -> list[int]:
-        """The projections that vary most over image i."""
+        """Return the projections that vary most over image i."""
         if self.variances is None:
             return []
         return [int(k) for k in np.argsort(-self.variances[i], kind="stable")[:count]]
 
     def save(
-        self, folder: str | Path, *, projections: int = 3, side: int | None = None, names: Names | None = None
+        self, folder: str | Path, *, projections: int = 3, side: int | None = None, names: SafeNames | None = None
     ) -> list[list[str]]:
-        """PNG overlays, of each image ``NAME-mask.png`` and so on; -> the files' names, image by image."""
-        folder, names = Path(folder), names or Names()
+        """Write PNG overlays, ``NAME-mask.png`` and so on; return the files' names, image by image."""
+        folder, names = Path(folder), names or SafeNames()
         maps = [name for name in MAPS if getattr(self, name) is not None]
         if self.responses is None:
             maps.remove("mask")  # it is the energy
         return [self._save(folder, i, [*maps, *self.top(i, projections)], side, names) for i in range(len(self))]
 
-    def _save(self, folder: Path, i: int, maps: list[Any], side: int | None, names: Names) -> list[str]:
-        stem = names.safe(self.names[i])
+    def _save(self, folder: Path, i: int, maps: list[Any], side: int | None, names: SafeNames) -> list[str]:
+        stem = names.add(self.names[i])
         files = [f"{stem}-projection-{of}.png" if isinstance(of, int) else f"{stem}-{of}.png" for of in maps]
         for of, file in zip(maps, files, strict=True):
-            write_png(folder / file, self.overlay(i, of, side=side))
+            png = io.BytesIO()
+            Image.fromarray(self.overlay(i, of, side=side)).save(png, "PNG")
+            write_file(folder / file, png.getvalue())
         return files
 
     def row(self, i: int) -> Explanation:
-        """Image i alone."""
+        """Return the explanation of image i alone."""
         held: dict[str, Any] = {
             name: None if (value := getattr(self, name)) is None else value[i : i + 1]
             for name in ("pixels", "mask", "energy", "gradcam", "responses", "winners")
@@ -126,14 +167,16 @@ class Explainer:
 
     @classmethod
     def load(cls, run: str | Path, *, rectify: Rectify = "abs") -> Self:
-        """From the folder of a finished run, or of an encoder alone."""
+        """Load from the folder of a finished run, or of an encoder alone."""
         return cls(Encoder.load(run), run, rectify=rectify)
 
     def __call__(
         self, images: ImageLike | Tensor | Sequence[ImageLike], names: Sequence[str] | None = None
     ) -> Explanation:
-        """Paths, PIL images, or normalized views (N, 3, R, R). Where the loss is one over the batch (SimCLR, Barlow
-        Twins, VICReg), these images are its batch."""
+        """Explain paths, PIL images, or normalized views (N, 3, R, R).
+
+        Where the loss is one over the batch (SimCLR, Barlow Twins, VICReg), these images are its batch.
+        """
         views = self.encoder.prepare(images)
         gradcam = self._gradcam(views)
         phi = self._phi(views)
@@ -162,7 +205,7 @@ class Explainer:
 
     @torch.no_grad()
     def _phi(self, views: Tensor) -> Tensor:
-        """One image at a time on the CPU, as ``Encoder.encode``."""
+        """Return φ, one image at a time on the CPU as in ``Encoder.encode``."""
         size = 1 if self.encoder.device.type == "cpu" else len(views)
         parts = [self.encoder.backbone(part.to(self.encoder.device)).float() for part in torch.split(views, size)]
         return torch.cat(parts)
@@ -176,7 +219,7 @@ class Explainer:
 
 
 def _names(images: ImageLike | Tensor | Sequence[ImageLike], count: int) -> list[str]:
-    """Files are known by their names, others by their number."""
+    """Return the names of files, and numbers for other images."""
     listed = [images] if isinstance(images, (str, Path)) else list(images) if isinstance(images, Sequence) else []
     return [
         Path(image).stem if i < len(listed) and isinstance(image := listed[i], (str, Path)) else f"image-{i + 1}"

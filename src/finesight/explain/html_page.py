@@ -1,4 +1,4 @@
-"""What the page of an explanation says. The pictures are made elsewhere."""
+"""The texts and tables on the page of an explanation."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 from finesight.plots.html import Section
 
-LOOK = (
+MAPS = (
     "mask: what a run's features are pooled by, the common rationale it learned. channel energy: the sum of all "
     "activations, which needs no learning and which a mask has to beat. GradCAM of its loss: the cells by which the "
     "loss of the run's own method would change most, with the image's mirror image as the second view; it is what the "
@@ -27,12 +27,12 @@ ALIKE = (
 )
 
 
-def sections(summary: Mapping[str, Any], figures: Mapping[str, bytes], every: Sequence[bytes]) -> list[Section]:
-    """In order: the runs side by side, the pair, the projections, every image, runs, skipped files."""
+def page_sections(summary: Mapping[str, Any], figures: Mapping[str, bytes], every: Sequence[bytes]) -> list[Section]:
+    """Return, in order: the runs side by side, the pair, the projections, every image, runs, skipped files."""
     runs: list[dict[str, Any]] = summary["runs"]
     missing = "\n".join(f"{run['run']}: no GradCAM. {run['no_gradcam']}" for run in runs if run["no_gradcam"])
     shown = f"Explained: {summary['of']}; {summary['explained']:,} could be read."
-    words = "\n\n".join(filter(None, [shown, LOOK, missing]))
+    words = "\n\n".join(filter(None, [shown, MAPS, missing]))
     first = ("where each run looks, on the same images", figures["figure1.png"])
     parts = [Section("Where they look", words, images=[first])]
     if summary["pair"] is not None:

@@ -1,4 +1,4 @@
-"""Which images are to be explained: files, folders, lists or data sets, and of many a few that stand for all."""
+"""Select the images to explain: files, folders, lists or data sets, and of many a few that stand for all."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from finesight.errors import FineSightError
 
 
 @dataclass(frozen=True)
-class Picked:
-    """Files in order, and how they came to be these."""
+class Selection:
+    """The images to explain, and how they were chosen."""
 
     files: list[Path]
     names: list[str]  # for people, and for the files that are written: without suffix
@@ -28,15 +28,20 @@ class Picked:
     def __len__(self) -> int:
         return len(self.files)
 
-    def words(self, place: int) -> tuple[str, str]:
-        """Class and name of one, for a figure."""
-        return self.classes[place], PurePosixPath(self.names[place]).name
+    def words(self, index: int) -> tuple[str, str]:
+        """Return class and name of one, for a figure."""
+        return self.classes[index], PurePosixPath(self.names[index]).name
 
 
-def pick(images: Sequence[str | Path], count: int | None) -> Picked:
-    """All images given, or ``count`` of them, spaced evenly: over the classes where there are labels.
+def select_images(images: Sequence[str | Path], count: int | None) -> Selection:
+    """Return all images given, or ``count`` of them, spaced evenly: over the classes where there are labels.
 
-    Where a data set has a test split, its images are meant: those that no training has seen.
+    Of a data set that has a test split, only the test images are taken.
+
+    Raises
+    ------
+    FineSightError
+        If there are none, or a place does not exist.
     """
     if not images:
         raise FineSightError("There are no images to explain: give files, a folder, a list or a data set.")
@@ -47,25 +52,25 @@ def pick(images: Sequence[str | Path], count: int | None) -> Picked:
         if not place.exists():
             raise FineSightError(f"{place} does not exist: give image files, a folder of images, a list or a data set.")
     if len(places) == 1 and not _is_image(places[0]):
-        return _of_source(open_source(places[0]), count)
+        return _select_from(open_source(places[0]), count)
     found = [_listed(place) for place in places]
     rows = [row for one in found for row in zip(one.files, one.names, one.classes, strict=True)]
     files, names, classes = map(list, zip(*(rows[i] for i in spaced(len(rows), count)), strict=True))
     skipped = [entry for one in found for entry in one.skipped]
-    return Picked(files, names, classes, _words(len(files), len(rows), "image", ""), Path.cwd(), skipped)
+    return Selection(files, names, classes, _words(len(files), len(rows), "image", ""), Path.cwd(), skipped)
 
 
 def _is_image(place: Path) -> bool:
     return place.is_file() and place.suffix.lower() in IMAGE_SUFFIXES
 
 
-def _listed(place: Path) -> Picked:
+def _listed(place: Path) -> Selection:
     if _is_image(place):
-        return Picked([place], [place.stem], [""], "", place.parent)
-    return _of_source(open_source(place), None)
+        return Selection([place], [place.stem], [""], "", place.parent)
+    return _select_from(open_source(place), None)
 
 
-def _of_source(source: ImageSource, count: int | None) -> Picked:
+def _select_from(source: ImageSource, count: int | None) -> Selection:
     tested = source.split("test")
     kind = "image"
     if source.splits is not None and len(tested):
@@ -80,7 +85,7 @@ def _of_source(source: ImageSource, count: int | None) -> Picked:
     labels = few.labels.tolist() if few.labels is not None else [-1] * len(few)
     classes = [few.classes[label] if label >= 0 else "" for label in labels]
     words = _words(len(few), len(source), kind, over)
-    return Picked([few.file(i) for i in range(len(few))], names, classes, words, source.root, list(source.skipped))
+    return Selection([few.file(i) for i in range(len(few))], names, classes, words, source.root, list(source.skipped))
 
 
 def _words(chosen: int, there: int, kind: str, over: str) -> str:
@@ -89,13 +94,13 @@ def _words(chosen: int, there: int, kind: str, over: str) -> str:
 
 
 def spaced(there: int, count: int | None) -> NDArray[np.int64]:
-    """``count`` of ``there``, from the first to the last; all of them when that is as many or none is said."""
+    """Return ``count`` of ``there`` indices from the first to the last; all of them without a smaller count."""
     count = there if count is None else min(count, there)
     return np.linspace(0, there - 1, count).round().astype(np.int64)
 
 
 def spaced_over_labels(labels: NDArray[np.int64], count: int | None) -> NDArray[np.int64]:
-    """As many classes as can be; several images of a class only when there are fewer classes than asked for."""
+    """Return images of as many classes as can be; several of a class only if there are fewer classes than ``count``."""
     if count is None or count >= len(labels):
         return np.arange(len(labels))
     if count <= len(np.unique(labels)):
@@ -105,7 +110,6 @@ def spaced_over_labels(labels: NDArray[np.int64], count: int | None) -> NDArray[
 
 
 def spaced_over_classes(labels: NDArray[np.int64], count: int) -> NDArray[np.int64]:
-    """The first image of each of ``count`` classes, evenly spaced from the first class to the last."""
+    """Return the first image of each of ``count`` classes, evenly spaced from the first class to the last."""
     classes, first = np.unique(labels, return_index=True)
-    spaced = np.linspace(0, len(classes) - 1, min(count, len(classes))).round().astype(int)
-    return np.asarray(first[spaced], np.int64)
+    return np.asarray(first[spaced(len(classes), count)], np.int64)

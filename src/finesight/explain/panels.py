@@ -18,7 +18,7 @@ TITLES = {"gradcam": "GradCAM of its loss", "energy": "channel energy", "mask": 
 
 @drawn
 def side_by_side(runs: Mapping[str, Sequence[Explanation]], words: Sequence[tuple[str, str]]) -> Figure:
-    """The paper's Figure 1: rows are images, and each run has a column for every map it has.
+    """Draw the paper's Figure 1: rows are images, and each run has a column for every map it has.
 
     ``runs`` holds one explanation an image, of the same images in the same order; ``words`` are their classes
     (empty where none is known) and names.
@@ -26,7 +26,7 @@ def side_by_side(runs: Mapping[str, Sequence[Explanation]], words: Sequence[tupl
     rows = len(next(iter(runs.values()), ()))
     if not rows:
         return blank("There are no images to show.")
-    columns = [(name, of) for name, explanations in runs.items() for of in maps_of(explanations)]
+    columns = [(name, of) for name, explanations in runs.items() for of in _maps_of(explanations)]
     heads = [TITLES[of] if len(runs) == 1 else f"{name}:\n{TITLES[of]}" for name, of in columns]
     figure, grid = sheet(rows, ["image", *heads], tile=1.6, room=0.36)
     pictures = next(iter(runs.values()))
@@ -36,15 +36,15 @@ def side_by_side(runs: Mapping[str, Sequence[Explanation]], words: Sequence[tupl
         below(tiles[0], short(words[i][0], 23), words[i][1], INK)
         for axes, (name, of) in zip(tiles[1:], columns, strict=True):
             if of == "gradcam" and runs[name][i].gradcam is None:
-                continue  # a loss over the batch, and this image was one on its own
+                continue  # the loss is one over the batch, and this image was alone
             heat = runs[name][i].heat(0, of)
             overlay(axes, picture, heat, value_range(heat))
     heat_key(figure, "dark: least, bright: most (each map on its own scale)")
     return figure
 
 
-def maps_of(explanations: Sequence[Explanation]) -> list[str]:
-    """GradCAM, energy and mask, as far as a run has them; without a rationale the mask is the energy."""
+def _maps_of(explanations: Sequence[Explanation]) -> list[str]:
+    """Return GradCAM, energy and mask, as far as a run has them; without a rationale the mask is the energy."""
     has_gradcam = any(explanation.gradcam is not None for explanation in explanations)
     has_mask = any(explanation.responses is not None for explanation in explanations)
     return [*(["gradcam"] if has_gradcam else []), "energy", *(["mask"] if has_mask else [])]
@@ -54,7 +54,7 @@ def maps_of(explanations: Sequence[Explanation]) -> list[str]:
 def high_and_low(
     explanations: Sequence[Explanation], variances: NDArray[np.float64], top: Sequence[int], lowest: Sequence[int]
 ) -> Figure:
-    """The paper's Figure A1, turned on its side: rows are images, columns the projections of highest and of lowest
+    """Draw the paper's Figure A1, turned on its side: rows are images, columns the projections of highest and of lowest
     variance. Each map has its own scale, as there."""
     chosen = [(k, "high") for k in top] + [(k, "low") for k in lowest]
     if not explanations or not chosen:
@@ -72,16 +72,20 @@ def high_and_low(
     return figure
 
 
-def ranked(variances: NDArray[np.float64], kept: Sequence[int], top: int, lowest: int) -> tuple[list[int], list[int]]:
-    """The projections of highest variance, highest first, and of what is left those of lowest, lowest first."""
+def rank_projections(
+    variances: NDArray[np.float64], kept: Sequence[int], top: int, lowest: int
+) -> tuple[list[int], list[int]]:
+    """Return the projections of highest variance, highest first, and of the rest those of lowest, lowest first."""
     order = sorted(kept, key=lambda k: (-float(variances[k]), k))
     rest = order[top:]
     return order[:top], rest[::-1][:lowest]
 
 
 @drawn
-def alike(similarity: Similarity, pictures: tuple[Picture, Picture], names: tuple[str, str], top: int = 4) -> Figure:
-    """Which cells and which projections made a score: the query above, the hit below.
+def similarity_figure(
+    similarity: Similarity, pictures: tuple[Picture, Picture], names: tuple[str, str], top: int = 4
+) -> Figure:
+    """Draw which cells and which projections made a score: the query above, the hit below.
 
     One color scale for all maps of an image: a projection that adds little looks faint.
     """
