@@ -74,6 +74,7 @@ def _run_cli(args: list[str], out: str, err: str, env: dict[str, str]) -> None:
         os.dup2(os.open(file, os.O_WRONLY), descriptor)
     os.environ.clear()
     os.environ.update(env)
+    sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
     sys.argv = ["finesight", *args]
     from finesight.cli.main import main
 
