@@ -6,9 +6,10 @@ from typing import Any
 
 import torch
 
-from finesight.data.saliency import SIDE
-from finesight.data.scene import Backdrop
 from finesight.methods.base import find_method
+from finesight.paper.hooks.objects import ObjectData
+from finesight.paper.objects.saliency import SIDE
+from finesight.paper.objects.scene import Backdrop
 from finesight.training.batches import Batch
 from finesight.training.config import build_config
 from finesight.training.module import TrainingModule
@@ -41,7 +42,7 @@ def small_module(method: str, *, steps_per_epoch: int = 2, **settings: Any) -> T
     images = config.batch_size * steps_per_epoch
     module = TrainingModule(config, images=images, steps_per_epoch=steps_per_epoch, classes=CLASSES)
     if config.saliency.source != "none":
-        module.maps.copy_(small_maps(images))
+        module.hook.maps.copy_(small_maps(images))
     return module
 
 
@@ -59,10 +60,10 @@ def small_batch(step: int, size: int = 8) -> Batch:
     """Noise on noise, another one every step."""
     generator = torch.Generator().manual_seed(step)
     canvas = torch.randint(0, 256, (size, 3, 40, 40), dtype=torch.uint8, generator=generator)
-    sizes, places = torch.full((size, 2), 40), torch.arange(size)
+    sizes, images = torch.full((size, 2), 40), torch.arange(size)
     behind = torch.randint(0, 256, canvas.shape, dtype=torch.uint8, generator=generator)
-    backdrop = Backdrop(behind, sizes, places.roll(1))
-    return Batch(step, canvas, sizes, slice(None), places % CLASSES, places, backdrop)
+    extra = ObjectData(images, Backdrop(behind, sizes, images.roll(1)))
+    return Batch(step, canvas, sizes, slice(None), images % CLASSES, extra)
 
 
 def take_step(module: TrainingModule, step: int) -> None:

@@ -23,9 +23,9 @@ from finesight.data.cache import DecodedCache, cache_side, default_cache_dir, op
 from finesight.data.decode import read_image_and_size
 from finesight.data.geometry import Geometry, read_resized
 from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
-from finesight.data.saliency import masks_from
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
+from finesight.paper.objects.saliency import read_masks
 
 SIDE = 32
 
@@ -226,7 +226,7 @@ def test_boxes_points_and_masks_of_trimmed_images(tmp_path: Path, opened) -> Non
         np.testing.assert_array_equal(cache.mask(i), expected)
         sure = cache.image(i)[:, :, 0] > 100
         assert (sure == expected).mean() > 0.98
-    alpha = masks_from(cache, None)  # of the same rows
+    alpha = read_masks(cache, None)  # of the same rows
     inside = alpha[0] > 128
     np.testing.assert_allclose(np.argwhere(inside).min(axis=0) / alpha.shape[1:], [5 / 32, 10 / 60], atol=0.02)
     np.testing.assert_allclose((np.argwhere(inside).max(axis=0) + 1) / alpha.shape[1:], [15 / 32, 30 / 60], atol=0.02)

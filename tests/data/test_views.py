@@ -524,7 +524,7 @@ def test_an_empty_batch_stays_empty() -> None:
         {"blur_sigma": (0, 1)},
         {"std": (1, 0, 1)},
         {"resolution": 1},
-        {"gray": 0.2},
+        {"grayness": 0.2},
     ],
     ids=str,
 )

@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from finesight.methods.base import OBJECTIVES, DatasetInfo, Objective
 from finesight.nn.backbone import Backbone, BackboneConfig
+from finesight.paper.hooks.objects import needs_masks
 
 CHANNELS, CLASSES = 96, 3  # of timm's test_resnet; of the labels below
 
@@ -34,7 +35,7 @@ def _made(name: str, backbone: Any, settings: dict[str, Any]) -> Any:
     sizes = {name: size for name, size in SIZES.items() if name in kind.Config.model_fields}
     config = kind.Config.model_validate({**sizes, **settings})
     objective = kind(backbone, config, DatasetInfo(images=100, batch_size=2, classes=CLASSES)).double()
-    if kind.masked:
+    if needs_masks(kind):
         objective.register_forward_pre_hook(_with_objects)
     return objective
 

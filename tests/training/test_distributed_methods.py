@@ -12,6 +12,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from finesight.methods.base import OBJECTIVES
 from finesight.nn.distributed import mean_over_ranks, world
+from finesight.paper.hooks.objects import needs_masks
 from finesight.rationale.config import VARIANTS
 from finesight.training.batches import Batch, step_generator
 from finesight.training.module import TrainingModule
@@ -72,7 +73,7 @@ def steps_of(method: str, rows: slice) -> list[Step]:
     for step in range(STEPS):
         generator = step_generator(0, step)
         sides = [kind.resolution for kind in module.kinds[: module.objective.views]]
-        views = [views_of(side, generator, masked=module.objective.masked)[rows] for side in sides]
+        views = [views_of(side, generator, masked=needs_masks(module.objective))[rows] for side in sides]
         labels = (torch.arange(RANKS * EACH) % CLASSES)[rows]
         module.on_train_batch_start(Batch(step, torch.empty(0), torch.empty(0), rows), 0)
         loss = wrapped(views, generator, labels)

@@ -17,7 +17,6 @@ from finesight.features.extract import extract
 from finesight.methods.base import OBJECTIVES, find_method
 from finesight.training.batches import Batches
 from finesight.training.config import build_config
-from finesight.training.looks import looks_of
 from finesight.training.module import TrainingModule
 from finesight.training.save_encoder import encoder_of
 from small import drive
@@ -121,13 +120,9 @@ def gain(method: str, cache: DecodedCache, **settings: Any) -> float:
     config = build_config({**SETTINGS, **METHODS[method], **settings, "method": method, "data": str(cache.source.root)})
     module = TrainingModule(config, images=len(images), steps_per_epoch=len(images) // BATCH, classes=SPECIES)
     before = score(module, cache)
-    if (looks := looks_of(config, cache, images)) is not None:
-        looks.begin(module, None, progress=False)
+    module.hook.on_fit_start(module, cache, images)
     module.train()
-    steps = Batches(
-        cache, images, batch_size=BATCH, epochs=config.epochs, seed=config.seed, backdrops=config.views.pastes
-    )
-    for batch in steps:
+    for batch in Batches(cache, images, batch_size=BATCH, epochs=config.epochs, seed=config.seed, hook=module.hook):
         drive(module, batch)
     return score(module, cache) - before
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from processes import TINY, Command, rows, trained
+from processes import TINY, Command, Finished, rows, trained
 
 STEPS = 15  # 43 images in batches of 8, three epochs
 EVERY_STEP, NEVER = ("--checkpoint-minutes", "0"), ("--checkpoint-minutes", "600")
@@ -20,30 +20,40 @@ EVERY_STEP, NEVER = ("--checkpoint-minutes", "0"), ("--checkpoint-minutes", "600
 
 @dataclass(frozen=True)
 class Case:
-    """Settings, and the run with them that nothing disturbed."""
+    """Settings, and how the run with them is stopped."""
 
-    options: tuple[str, ...]
-    accumulate: int
-    whole: Path
-
-
-@pytest.fixture(scope="module", params=["plain", "accumulated"])
-def case(request: pytest.FixtureRequest, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Case:
-    """The second has all a run can carry over: accumulation with an incomplete last update (15 = 7 · 2 + 1), clipping,
-    norms in the branch, the best encoder so far. Both validate after every epoch."""
-    options = ("--data", str(birds), "--epochs", "3", "--set", "validation.every_n_epochs=1", *TINY)
-    accumulate = 1
-    if request.param == "accumulated":
-        accumulate = 2
-        options += ("--variant", "released", "--accumulate-grad-batches", "2", "--clip-grad-norm", "1")
-    whole = tmp_path_factory.mktemp("resume") / request.param
-    trained(whole, *NEVER, *options)
-    assert [int(row["step"]) for row in rows(whole)] == list(range(STEPS))
-    return Case(options, accumulate, whole)
+    settings: tuple[str, ...]
+    stop: signal.Signals
+    code: int
+    accumulate: int = 1
+    looks: int = 0  # how often all images are encoded before an epoch
 
 
-def started(case: Case, out: Path, *more: str) -> Command:
-    return Command("train", "--out", out, *more, *case.options)
+CASES = {
+    "plain": Case(("--set", "validation.every_n_epochs=1"), signal.SIGINT, 130),
+    # all a run can carry over: accumulation with an incomplete last update (15 = 7 · 2 + 1), clipping, norms in the
+    # branch, the best encoder so far
+    "accumulated": Case(
+        (
+            *("--set", "validation.every_n_epochs=1", "--variant", "released"),
+            *("--accumulate-grad-batches", "2", "--clip-grad-norm", "1"),
+        ),
+        signal.SIGTERM,
+        143,
+        accumulate=2,
+    ),
+    # what the training hook knows, found before the second and the third epoch
+    "objects": Case(
+        (
+            *("--set", "saliency.source=rationale", "--set", "saliency.every_n_epochs=1", "--set", "views.paste=0.5"),
+            *("--set", "focus.source=saliency", "--set", "focus.threshold=0.6", "--set", "rationale.keep=top"),
+            *("--set", "rationale.keep_count=2", "--set", "rationale.keep_from=1"),
+        ),
+        signal.SIGINT,
+        130,
+        looks=2,
+    ),
+}
 
 
 def logged(out: Path) -> int:
@@ -51,8 +61,8 @@ def logged(out: Path) -> int:
     return max(0, (out / "metrics.csv").read_text().count("\n") - 1) if (out / "metrics.csv").exists() else 0
 
 
-def newest(out: Path) -> Path:
-    return sorted((out / "checkpoints").glob("step-*.pt"))[-1]
+def checkpoints(out: Path) -> list[Path]:
+    return sorted((out / "checkpoints").glob("step-*.pt"))
 
 
 def step_of(checkpoint: Path) -> int:
@@ -80,75 +90,52 @@ def assert_same_run(out: Path, whole: Path) -> None:
     assert (out / "metrics.csv").read_text() == (whole / "metrics.csv").read_text()
     for part in ("encoder.safetensors", "encoder.json"):
         assert (out / "encoder" / part).read_bytes() == (whole / "encoder" / part).read_bytes()
-    assert newest(out).name == newest(whole).name == f"step-{STEPS:08d}.pt"
-    assert_same_state(*(torch.load(newest(run), weights_only=True) for run in (out, whole)))
+    assert checkpoints(out)[-1].name == checkpoints(whole)[-1].name == f"step-{STEPS:08d}.pt"
+    assert_same_state(*(torch.load(checkpoints(run)[-1], weights_only=True) for run in (out, whole)))
 
 
-def test_killed_again_and_again(case: Case, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    chance = random.Random(0)
-    for target in (3, 7, 11):
-        killed = started(case, out, *EVERY_STEP)
-        killed.until(lambda: logged(out) >= target)  # noqa: B023 (awaited at once)
+@pytest.mark.parametrize("name", CASES)
+def test_stopped_in_every_way_and_continued_ends_as_never_stopped(name: str, birds: Path, tmp_path: Path) -> None:
+    case, chance = CASES[name], random.Random(0)
+    options = ("--data", str(birds), "--epochs", "3", *TINY, *case.settings)
+    whole, out = tmp_path / "whole", tmp_path / "run"
+    done = trained(whole, *NEVER, *options)
+    assert [int(row["step"]) for row in rows(whole)] == list(range(STEPS))
+    assert done.err.count("Looking ") == case.looks
+
+    def stopped(number: signal.Signals, more_steps: int, *more: str) -> Finished:
+        """Start and stop after so many steps more than any process before took."""
+        steps = logged(out) + more_steps
+        process = Command("train", "--out", out, *more, *options)
+        process.until(lambda: logged(out) >= steps)
         time.sleep(chance.uniform(0, 0.02))  # in the middle of whatever comes next: a step, a write, a validation
-        killed.send(signal.SIGKILL)
-        assert killed.wait().code == -signal.SIGKILL
-        assert not (out / "encoder").exists()
-        assert 1 <= len(list((out / "checkpoints").glob("step-*.pt"))) <= 2
-        assert step_of(newest(out)) % case.accumulate == 0, "saved between two updates"
-    kept = step_of(newest(out))
-    done = trained(out, *NEVER, *case.options)
-    assert f"Continuing at step {kept} of {STEPS}." in done.err
-    assert_same_run(out, case.whole)
+        process.send(number)
+        return process.wait()
 
+    assert stopped(signal.SIGKILL, 2, *NEVER).code == -signal.SIGKILL
+    assert not checkpoints(out), "killed before the first checkpoint"
+    assert stopped(signal.SIGKILL, 3, *EVERY_STEP).code == -signal.SIGKILL
+    assert not (out / "encoder").exists()
+    older, newer = checkpoints(out)
+    assert step_of(older) % case.accumulate == step_of(newer) % case.accumulate == 0, "saved between two updates"
+    newer.write_bytes(newer.read_bytes()[: newer.stat().st_size // 2])  # destroyed
 
-def test_killed_with_the_newest_checkpoint_destroyed(case: Case, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    killed = started(case, out, *EVERY_STEP)
-    killed.until(lambda: logged(out) >= 8)
-    killed.send(signal.SIGKILL)
-    assert killed.wait().code == -signal.SIGKILL
-    older, newer = sorted((out / "checkpoints").glob("step-*.pt"))
-    newer.write_bytes(newer.read_bytes()[: newer.stat().st_size // 2])
-    done = trained(out, *NEVER, *case.options)
-    assert f"Continuing at step {step_of(older)} of" in done.err
-    assert_same_run(out, case.whole)
-
-
-def test_killed_before_the_first_checkpoint(case: Case, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    killed = started(case, out, *NEVER)
-    killed.until(lambda: logged(out) >= 3)
-    killed.send(signal.SIGKILL)
-    assert killed.wait().code == -signal.SIGKILL
-    assert not list(out.glob("checkpoints/*"))
-    done = trained(out, *NEVER, *case.options)
-    assert "Continuing" not in done.err
-    assert_same_run(out, case.whole)
-
-
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_stopped_by_hand(case: Case, tmp_path: Path, number: signal.Signals, code: int) -> None:
-    out = tmp_path / "run"
-    stopped = started(case, out, *NEVER)
-    stopped.until(lambda: logged(out) >= 4)
-    stopped.send(number)
-    done = stopped.wait()
-    assert done.code == code
+    done = stopped(case.stop, 1, *NEVER)
+    assert done.code == case.code
     assert "Traceback" not in done.err
     assert "same command" in done.err
-    kept = step_of(newest(out))
-    assert 4 <= kept < STEPS
+    assert f"Continuing at step {step_of(older)} of {STEPS}." in done.err
+    kept = step_of(checkpoints(out)[-1])
+    assert step_of(older) < kept < STEPS
     assert kept % case.accumulate == 0
     assert logged(out) == kept, "stopped at once, with everything done until then saved"
-    done = trained(out, *NEVER, *case.options)
+
+    done = trained(out, *NEVER, *options)
     assert f"Continuing at step {kept} of {STEPS}." in done.err
-    assert_same_run(out, case.whole)
-
-
-def test_another_seed_is_another_run(case: Case, tmp_path: Path) -> None:
-    """The comparisons above can fail."""
-    out = tmp_path / "run"
-    trained(out, "--seed", "1", *NEVER, *case.options)
-    ours, theirs = rows(out), rows(case.whole)
-    assert all(a["loss"] != b["loss"] for a, b in zip(ours, theirs, strict=True))
+    assert_same_run(out, whole)
+    if case.looks:
+        assert done.err.count("Looking ") == (kept <= 10), "what was found before is in the checkpoint"
+        state = torch.load(checkpoints(out)[-1], weights_only=True)["module"]
+        assert len(state["hook.boxes"].unique(dim=0)) > 5
+        assert state["hook.maps"].any()
+        assert state["rationale.branch.kept"].sum() == 2

@@ -28,7 +28,6 @@ from finesight.data.color import (
     solarize,
     to_gray,
 )
-from finesight.data.focus import NO_BOX, focused_corners
 from finesight.data.rows import Rows
 
 __all__ = [
@@ -52,6 +51,8 @@ __all__ = [
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
+
+PlaceCrops = Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
 
 _CROP_TRIES = 10  # torchvision's number, part of the distribution
 _JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
@@ -168,11 +169,12 @@ class ViewParams(Rows):
 
 
 def sample_params(
-    config: ViewConfig, sizes: Tensor, generator: torch.Generator, boxes: Tensor | None = None, beta: float = 1.0
+    config: ViewConfig, sizes: Tensor, generator: torch.Generator, place: PlaceCrops | None = None
 ) -> ViewParams:
     """Draw one view of each image; ``sizes`` (N, 2) as (height, width), the generator on the CPU.
 
-    ``boxes`` (N, 4), as shares of the images, are where crops are drawn (see ``data.focus``).
+    ``place`` may put the crops elsewhere: it is given the drawn corners, the sizes of the images and of the crops
+    (N, 2) and the generator, and returns the corners to use.
     """
     count = len(sizes)
 
@@ -186,7 +188,7 @@ def sample_params(
     factors = [uniform(max(0.0, 1 - strength), 1 + strength) for strength in strengths]
     factors.append(uniform(-config.hue, config.hue))
     return ViewParams(
-        crop=_sample_crops(config, sizes.cpu(), generator, None if boxes is None else boxes.cpu(), beta),
+        crop=_sample_crops(config, sizes.cpu(), generator, place),
         flip=happens(config.flip),
         jitter=happens(config.jitter),
         order=torch.rand(count, 4, generator=generator, dtype=torch.float64).argsort(dim=1),
@@ -198,13 +200,8 @@ def sample_params(
     )
 
 
-def _sample_crops(
-    config: ViewConfig, sizes: Tensor, generator: torch.Generator, boxes: Tensor | None, beta: float
-) -> Tensor:
-    """torchvision's RandomResizedCrop: the first of ten tries that fits, else the largest centered crop.
-
-    Where a box is known, a crop of that size about a point of the box.
-    """
+def _sample_crops(config: ViewConfig, sizes: Tensor, generator: torch.Generator, place: PlaceCrops | None) -> Tensor:
+    """Draw as torchvision's RandomResizedCrop: the first of ten tries that fits, else the largest centered crop."""
     height, width = sizes.double()[:, :, None].unbind(1)  # (N, 1) each
     draws = torch.rand(2, len(sizes), _CROP_TRIES, generator=generator, dtype=torch.float64)
     area = height * width * (config.scale[0] + (config.scale[1] - config.scale[0]) * draws[0])
@@ -219,9 +216,8 @@ def _sample_crops(
     crop = torch.cat([tried_h.gather(1, first), tried_w.gather(1, first)], dim=1)  # (N, 2)
     room = torch.cat([height, width], dim=1) - crop
     random = (torch.rand(crop.shape, generator=generator, dtype=torch.float64) * (room + 1)).floor()
-    if boxes is not None:
-        focused = focused_corners(boxes, sizes.double(), crop, beta, generator).round()
-        random = torch.where(boxes[:, :1] == NO_BOX, random, focused)
+    if place is not None:
+        random = place(random, sizes.double(), crop, generator)
     corner = torch.where(first == _CROP_TRIES, (room / 2).floor(), random)
     return torch.cat([corner, crop], dim=1).long()
 

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.data.saliency import SIDE, saliency_maps
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
 from finesight.methods.base import Objective, find_method
 from finesight.rationale.gradcam import gradcam
 from finesight.training.checkpoints import load_checkpoint
+from finesight.training.hooks import rename_hook_state
 from finesight.training.module import TrainingModule
 from finesight.training.run_folder import RunFolder
 
@@ -39,7 +39,7 @@ class ObjectiveCam:
     def __init__(self, run: RunFolder, encoder: Encoder) -> None:
         module = _module(run, encoder, _state(run))
         self.objective: Objective = module.objective.to(encoder.device).eval().requires_grad_(False)
-        self.mean, self.std = encoder.config.mean, encoder.config.std
+        self.hook = module.hook
         # Only heads and loss are differentiated: φ becomes a leaf, and no activation of the backbone is kept.
         self.objective.backbone.register_forward_hook(lambda network, views, phi: phi.detach().requires_grad_())
 
@@ -56,23 +56,14 @@ class ObjectiveCam:
                 "or more at once."
             )
         views = views.to(next(self.objective.backbone.parameters()).device)
-        pair = [views, views.flip(3)]
-        if self.objective.masked:
-            objects = self._objects(views)
-            pair = [torch.cat([view, alpha], 1) for view, alpha in zip(pair, (objects, objects.flip(3)), strict=True)]
+        full = self.hook.complete_views(views, self.objective)
+        pair = [full, full.flip(3)]
         labels = self.objective.predicted_labels(views)
         with torch.enable_grad():
             output = self.objective(pair[: self.objective.views], torch.Generator().manual_seed(0), labels)
             signed = gradcam(output, output.loss, average_pooled=self.objective.average_pooled)
         signed = signed.detach().cpu()
         return F.relu(signed) if rectify == "relu" else signed.abs()
-
-    def _objects(self, views: Tensor) -> Tensor:
-        """Where CVSA is told the object is: found in the view by the classical detector. -> (N, 1, R, R)"""
-        mean, std = (torch.tensor(values, device=views.device).view(3, 1, 1) for values in (self.mean, self.std))
-        small = F.interpolate(views * std + mean, size=(SIDE, SIDE), mode="bilinear", antialias=True)
-        maps = saliency_maps(small.clamp(0, 1))[:, None]
-        return F.interpolate(maps, size=views.shape[2:], mode="bilinear")
 
 
 def loss_gradcam(run: RunFolder, encoder: Encoder, views: Tensor) -> Tensor | None:
@@ -114,7 +105,8 @@ def _module(run: RunFolder, encoder: Encoder, state: dict[str, Tensor]) -> Train
     own = {name.removeprefix("objective."): value for name, value in state.items() if name.startswith("objective.")}
     objective, classes = kind.restored_sizes(config.objective, own)
     config = config.model_copy(update={"objective": objective})
-    images = next((len(state[name]) for name in ("boxes", "maps") if name in state), 2)
+    rename_hook_state(state)
+    images = next((len(value) for name, value in state.items() if name.startswith("hook.")), 2)
     with torch.random.fork_rng(devices=()):  # the module seeds the generator
         module = TrainingModule(config, images=images, steps_per_epoch=1, classes=classes, load_weights=False)
     try:

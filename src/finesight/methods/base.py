@@ -63,7 +63,6 @@ class Objective(nn.Module, ABC):
     labeled: ClassVar[bool] = False  # it learns from labels
     couples_batch: ClassVar[bool] = False  # an image's loss depends on the other images of the batch
     sees_cells: ClassVar[bool] = False  # its head reads single cells of φ too, so nothing may pool them otherwise
-    masked: ClassVar[bool] = False  # its views have a fourth channel: where the object is, from 0 to 1
     momentum_rises: ClassVar[bool] = False  # ``config.momentum`` of its copies rises to 1 along half a cosine
     joint_norm: ClassVar[bool] = False  # in several processes, batch norms see the joined batch
 

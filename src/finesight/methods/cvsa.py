@@ -43,7 +43,7 @@ def alignment_loss(cells: Tensor, key: Tensor, share: Tensor, temperature: float
 class CVSA(MoCo):
     Config = CVSAConfig
     metrics: ClassVar = {**MoCo.metrics, "alignment": "misfit of object and similarity (KL)"}
-    masked = True
+    needs_masks = True  # a fourth channel of its views says where the object is, from 0 to 1
     sees_cells = True
 
     def forward(

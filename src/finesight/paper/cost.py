@@ -16,16 +16,16 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.data.cache import cache_side, default_cache_dir
-from finesight.data.scene import Backdrop
 from finesight.data.sources import ImageSource
 from finesight.errors import FineSightError
 from finesight.evaluation import linear
 from finesight.evaluation.fractions import nested_fractions
 from finesight.features.wide import WIDE
 from finesight.nn.poolings import find_pooling
+from finesight.paper.hooks.objects import ObjectData, is_due
+from finesight.paper.objects.scene import Backdrop
 from finesight.training.batches import Batch
 from finesight.training.config import RuntimeConfig, TrainConfig
-from finesight.training.looks import due
 from finesight.training.module import TrainingModule
 
 PROBE = 8  # images of the small step, steps of the small probe
@@ -133,7 +133,7 @@ def _looks(config: TrainConfig) -> int:
     """How often all images go through the network to see where crops should be."""
     if config.focus.source not in ("energy", "rationale"):
         return 0
-    return sum(due(config.focus.every_n_epochs, epoch, config.epochs) for epoch in range(config.epochs))
+    return sum(is_due(config.focus.every_n_epochs, epoch, config.epochs) for epoch in range(config.epochs))
 
 
 def _features_memory(width: int, images: int, train: int, rows: int) -> float:
@@ -148,9 +148,10 @@ def _step(module: TrainingModule, images: int = PROBE) -> tuple[float, float]:
     """Seconds of a training step on gray images, and the bytes kept for its backward pass."""
     side = cache_side(module.config.views.resolution)
     canvas = torch.full((images, 3, side, side), 128, dtype=torch.uint8, device=_device())
-    sizes, places = torch.full((images, 2), side), torch.zeros(images, dtype=torch.long, device=_device())
-    backdrop = Backdrop(canvas, sizes, places) if module.config.views.pastes else None
-    batch = Batch(0, canvas, sizes, slice(0, images), places, places, backdrop)  # all of class 0 and the first image
+    sizes, zeros = torch.full((images, 2), side), torch.zeros(images, dtype=torch.long, device=_device())
+    backdrop = Backdrop(canvas, sizes, zeros) if module.config.views.pastes else None
+    extra = ObjectData(zeros, backdrop)  # every image is the first one, and of class 0
+    batch = Batch(0, canvas, sizes, slice(0, images), zeros, extra)
     saved = 0
 
     def step() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,7 +12,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.data.cache import DecodedCache
-from finesight.data.scene import Backdrop
+from finesight.training.hooks import TrainingHook
 
 
 @dataclass(frozen=True)
@@ -23,18 +24,17 @@ class Batch:
     all_sizes: Tensor  # (N, 2) sizes of the joined batch: every rank draws the views' parameters for all of it
     share: slice  # this rank's rows of the joined batch
     labels: Tensor | None = None  # (n,) of this rank's images; -1: unknown
-    places: Tensor | None = None  # (N,) of the joined batch's images among all that are trained on
-    backdrop: Backdrop | None = None
+    extra: Any = None  # what the training hook adds
 
 
 def step_generator(seed: int, step: int) -> torch.Generator:
-    """The randomness of one step: the same in any process, whatever ran before."""
+    """Return the random generator of one step: the same in any process, whatever ran before."""
     state = np.random.SeedSequence([seed, step]).generate_state(1, np.uint64)[0]
     return torch.Generator().manual_seed(int(state >> 1))
 
 
 class Batches:
-    """Steps from ``start`` on over ``images``, ascending indices into the cache; what fills no batch waits an epoch."""
+    """Steps from ``start`` on over ``images``, ascending indices into the cache; the rest of an epoch is left out."""
 
     def __init__(
         self,
@@ -47,10 +47,10 @@ class Batches:
         start: int = 0,
         rank: int = 0,
         processes: int = 1,
-        backdrops: bool = False,
+        hook: TrainingHook | None = None,
     ) -> None:
         self.cache, self.images, self.batch_size, self.seed, self.start = cache, images, batch_size, seed, start
-        self.backdrops = backdrops
+        self.hook = hook
         self.sizes = cache.sizes
         self.steps_per_epoch = len(images) // batch_size
         self.total = self.steps_per_epoch * epochs
@@ -61,7 +61,7 @@ class Batches:
         return max(0, self.total - self.start)
 
     def indices(self, step: int) -> NDArray[np.int64]:
-        """The joined batch of a step, as indices into the cache."""
+        """Return the joined batch of a step, as indices into the cache."""
         epoch, position = divmod(step, self.steps_per_epoch)
         order = np.random.default_rng([self.seed, epoch]).permutation(self.images)
         return order[position * self.batch_size : (position + 1) * self.batch_size]
@@ -71,18 +71,8 @@ class Batches:
             joined = self.indices(step)
             sizes = torch.from_numpy(self.sizes[joined])
             canvas, _ = self.cache.batch(joined[self.share])
-            places = np.searchsorted(self.images, joined)
-            backdrop = self._backdrop(step, places) if self.backdrops else None
-            labels = self._labels(joined[self.share])
-            yield Batch(step, canvas, sizes, self.share, labels, torch.from_numpy(places), backdrop)
-
-    def _backdrop(self, step: int, places: NDArray[np.int64]) -> Backdrop:
-        """For every image of a step another one, never itself."""
-        ahead = np.random.default_rng([self.seed, step, 3]).integers(1, len(self.images), len(places))
-        others = (places + ahead) % len(self.images)
-        chosen = self.images[others]
-        canvas, _ = self.cache.batch(chosen[self.share])
-        return Backdrop(canvas, torch.from_numpy(self.sizes[chosen]), torch.from_numpy(others))
+            extra = None if self.hook is None else self.hook.extra(self, step, joined)
+            yield Batch(step, canvas, sizes, self.share, self._labels(joined[self.share]), extra)
 
     def _labels(self, images: NDArray[np.int64]) -> Tensor | None:
         labels = self.cache.source.labels

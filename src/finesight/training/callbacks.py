@@ -23,8 +23,16 @@ from finesight.training.run_folder import RunFolder
 WARN_AFTER = 20  # steps: a fresh projection head needs a few to spread out
 
 
-class StepEnd(L.Callback):
+class StepHooks(L.Callback):
     """On every rank, before the other callbacks: Lightning calls the module's own hook only after them."""
+
+    def on_train_batch_start(
+        self, trainer: L.Trainer, pl_module: L.LightningModule, batch: Batch, batch_idx: int
+    ) -> None:
+        assert isinstance(pl_module, TrainingModule)
+        epoch, rest = divmod(batch.step, pl_module.steps_per_epoch)
+        if rest == 0:
+            pl_module.hook.on_epoch_start(pl_module, epoch)
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int

@@ -9,7 +9,6 @@ from typing import Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from finesight.data.focus import FocusConfig
 from finesight.data.named_path import absolute_named_path
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
@@ -18,6 +17,7 @@ from finesight.methods.base import OBJECTIVES, Method, ObjectiveConfig, find_met
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling_config import TrainPooling
 from finesight.rationale.config import VARIANTS, RationaleConfig
+from finesight.training.hooks import HOOKS
 from finesight.training.renamed import current_settings
 
 M = TypeVar("M", bound=BaseModel)
@@ -61,6 +61,15 @@ class SaliencyConfig(_Model):
     every_n_epochs: int | None = Field(None, ge=1)  # new maps of the rationale; None: every fifth of the run
 
 
+class FocusConfig(_Model):
+    """Where crops are drawn (ContrastiveCrop). The defaults are the authors', once a source is given."""
+
+    source: Literal["none", "energy", "rationale", "saliency", "center"] = "none"  # of the boxes
+    every_n_epochs: int | None = Field(None, ge=1)  # new boxes; None: every fifth of the run
+    threshold: float = Field(0.1, ge=0, lt=1)  # of a map from 0 to 1: what is above lies in the box
+    beta: float = Field(0.6, gt=0)  # below 1, centers keep to the box's edges
+
+
 class TrainConfig(_Model):
     """Everything that decides what a run computes. What does not (folders, devices) is in RuntimeConfig."""
 
@@ -86,21 +95,10 @@ class TrainConfig(_Model):
     @model_validator(mode="after")
     def _has_what_it_needs(self) -> Self:
         rationale = self.rationale
-        by_branch = {
-            f"train_pooling '{self.train_pooling}'": self.train_pooling != "average",
-            "focus.source 'rationale'": self.focus.source == "rationale",
-            "saliency.source 'rationale'": self.saliency.source == "rationale",
-        }
-        if rationale is None and (missing := [words for words, needed in by_branch.items() if needed]):
-            raise ValueError(f"{' and '.join(missing)} cannot do without a rationale")
-        objective = find_method(self.method).find_objective()
-        by_map = {
-            f"method '{self.method}'": objective is not None and objective.masked,
-            "views.paste": self.views.pastes,
-            "focus.source 'saliency'": self.focus.source == "saliency",
-        }
-        if self.saliency.source == "none" and (missing := [words for words, needed in by_map.items() if needed]):
-            raise ValueError(f"{' and '.join(missing)} must know where objects are: set saliency.source")
+        if rationale is None and self.train_pooling != "average":
+            raise ValueError(f"train_pooling '{self.train_pooling}' cannot do without a rationale")
+        for hook in HOOKS.values():
+            hook.check(self)
         if rationale is not None and rationale.keep != "all" and rationale.keep_from >= self.epochs:
             raise ValueError(f"projections would be chosen at epoch {rationale.keep_from} of {self.epochs}: never")
         return self

@@ -10,9 +10,6 @@ import lightning as L
 import torch
 from torch import Tensor
 
-from finesight.data.focus import CENTER, NO_BOX
-from finesight.data.saliency import SIDE
-from finesight.data.scene import Scene
 from finesight.errors import FineSightError
 from finesight.methods.base import DatasetInfo, find_method
 from finesight.nn.backbone import Backbone
@@ -23,6 +20,7 @@ from finesight.rationale.loss import Rationale
 from finesight.training.batches import Batch, step_generator
 from finesight.training.config import TrainConfig
 from finesight.training.health import embedding_health
+from finesight.training.hooks import make_hook, rename_hook_state
 from finesight.training.optimizer import GroupedOptimizer
 from finesight.training.schedule import cosine_factor
 
@@ -32,11 +30,9 @@ RATE_METRICS = {"lr": "learning rate"}
 
 
 class TrainingModule(L.LightningModule):
-    """State of a run: ``objective`` (encoder, twin, queue …), ``rationale`` and the number of finished ``steps``."""
+    """State of a run: ``objective`` (encoder, twin, queue …), ``rationale``, ``hook`` and the number of ``steps``."""
 
     steps: Tensor
-    boxes: Tensor  # (images, 4) where crops are drawn, if that is asked for
-    maps: Tensor  # (images, S, S) uint8 where objects are, likewise
 
     def __init__(
         self, config: TrainConfig, *, images: int, steps_per_epoch: int, classes: int = 0, load_weights: bool = True
@@ -59,19 +55,15 @@ class TrainingModule(L.LightningModule):
         if kind.joint_norm:
             join_norms(self)
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
-        focus, saliency = config.focus.source, config.saliency.source
-        box = torch.tensor(CENTER) if focus == "center" else torch.full((4,), NO_BOX)
-        self.register_buffer("boxes", box.repeat(images, 1) if focus != "none" else None)
-        maps = torch.zeros(images, SIDE, SIDE, dtype=torch.uint8) if saliency != "none" else None
-        self.register_buffer("maps", maps, persistent=saliency == "rationale")
+        self.hook = make_hook(config, images)
+        self.register_load_state_dict_pre_hook(lambda _, state, *__: rename_hook_state(state))  # type: ignore[no-untyped-call]
         self.optimizer = self._make_optimizer()
         self.metrics: dict[str, float] = {}
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         generator = step_generator(self.config.seed, batch.step)
         kinds = self.kinds[: self.objective.views]
-        scene = self._scene(batch)
-        views = [scene.view(kind, generator, masked=self.objective.masked) for kind in kinds]
+        views = self.hook.views(batch, kinds, generator, self.objective)
         outcome = self.objective(views, generator, batch.labels)
         loss = contrast = outcome.loss.mean()
         metrics = {"objective": contrast, **outcome.metrics}
@@ -86,21 +78,6 @@ class TrainingModule(L.LightningModule):
             raise FineSightError(f"The loss is not a number at step {batch.step}.")
         total: Tensor = loss
         return total
-
-    def _scene(self, batch: Batch) -> Scene:
-        """The batch with what is known of its images."""
-        focused, mapped = self.config.focus.source != "none", self.config.saliency.source != "none"
-        places, backdrop, share = batch.places, batch.backdrop, batch.share
-        return Scene(
-            batch.canvas,
-            batch.all_sizes,
-            share,
-            boxes=self.boxes[places] if focused and places is not None else None,
-            beta=self.config.focus.beta,
-            maps=self.maps[places[share]] if mapped and places is not None else None,
-            backdrop=backdrop,
-            backdrop_maps=self.maps[backdrop.places[share]] if mapped and backdrop is not None else None,
-        )
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         optim = self.config.optim
@@ -118,7 +95,7 @@ class TrainingModule(L.LightningModule):
         self.objective.before_step(batch.step / (self.steps_per_epoch * self.config.epochs))
 
     def finish_step(self, batch: Batch) -> None:
-        """After the optimizer step and before anything reads the state (see StepEnd)."""
+        """After the optimizer step and before anything reads the state (see StepHooks)."""
         self.objective.after_step(self._outcome)
         del self._outcome
         self.steps.fill_(batch.step + 1)
@@ -155,7 +132,5 @@ class TrainingModule(L.LightningModule):
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
         """Pixels and labels move; parameters of the views are drawn on the CPU so that every device sees the same."""
         labels = None if batch.labels is None else batch.labels.to(device, non_blocking=True)
-        backdrop = batch.backdrop
-        if backdrop is not None:
-            backdrop = replace(backdrop, canvas=backdrop.canvas.to(device, non_blocking=True))
-        return replace(batch, canvas=batch.canvas.to(device, non_blocking=True), labels=labels, backdrop=backdrop)
+        extra = self.hook.to_device(batch.extra, device)
+        return replace(batch, canvas=batch.canvas.to(device, non_blocking=True), labels=labels, extra=extra)

@@ -26,11 +26,10 @@ from finesight.io.console import console
 from finesight.methods.base import find_method
 from finesight.rationale.loss import RATIONALE_METRICS
 from finesight.training.batches import Batches
-from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepEnd
+from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepHooks
 from finesight.training.checkpoints import checkpoints, load_checkpoint
 from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.health import HEALTH_METRICS
-from finesight.training.looks import looks_of
 from finesight.training.metrics_log import MetricsLog, metric_series
 from finesight.training.module import LOSS_METRICS, RATE_METRICS, TrainingModule
 from finesight.training.run_folder import RunFolder
@@ -176,13 +175,11 @@ def _fit(
         start=start,
         rank=trainer.global_rank,
         processes=processes,
-        backdrops=config.views.pastes,
+        hook=module.hook,
     )
     saver = Checkpointer(run, runtime.checkpoint_minutes, batches.total)
     watchers: list[L.Callback] = [saver]
-    if (looks := looks_of(config, cache, images)) is not None:
-        looks.begin(module, runtime.cache_dir, runtime.progress and main)
-        watchers.append(looks)
+    module.hook.on_fit_start(module, cache, images, cache_dir=runtime.cache_dir, progress=runtime.progress and main)
     log = None
     if main:
         console.print(f"{module.objective.backbone.load_report}; {len(images)} images, {batches.total} steps.")
@@ -258,7 +255,7 @@ def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
         gradient_clip_val=config.optim.clip_grad_norm,
         logger=False,
         enable_checkpointing=False,
-        callbacks=[StepEnd()],
+        callbacks=[StepHooks()],
         enable_progress_bar=False,
         enable_model_summary=False,
         use_distributed_sampler=False,

@@ -1,4 +1,4 @@
-"""The images of a step with what is known of where their objects are, and the views that are made of them."""
+"""The images of a step with what is known of where their objects are, and views of them."""
 
 from __future__ import annotations
 
@@ -8,17 +8,18 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from finesight.data.compose import PasteParams, crop_maps, paste, sample_paste
 from finesight.data.views import ViewConfig, apply_views, crop_resize_flip, sample_params
+from finesight.paper.objects.boxes import place_in_boxes
+from finesight.paper.objects.compose import PasteParams, crop_maps, paste, sample_paste
 
 
 @dataclass(frozen=True)
 class Backdrop:
-    """Other images, whose backgrounds objects are pasted on."""
+    """Other images; objects are pasted on their backgrounds."""
 
     canvas: Tensor  # (n, 3, H, W) uint8, this rank's
     all_sizes: Tensor  # (N, 2) of the joined batch
-    places: Tensor  # (N,) among the images that are trained on
+    images: Tensor  # (N,) positions among the images that are trained on
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,9 @@ class Scene:
     backdrop_maps: Tensor | None = None  # (n, S, S)
 
     def view(self, kind: ViewConfig, generator: torch.Generator, *, masked: bool = False) -> Tensor:
-        """One view of every image, (n, 3, R, R), with its object's mask as a fourth channel if it is wanted."""
-        params = sample_params(kind, self.all_sizes, generator, self.boxes, self.beta)
+        """Return a view of every image, (n, 3, R, R), or (n, 4, R, R) with the object's mask if ``masked``."""
+        place = None if self.boxes is None else partial(place_in_boxes, boxes=self.boxes.cpu(), beta=self.beta)
+        params = sample_params(kind, self.all_sizes, generator, place)
         if self.maps is None:
             return apply_views(kind, self.canvas, params[self.share])
         drawn = None
@@ -46,11 +48,11 @@ class Scene:
         params = params[self.share]
         sizes = self.all_sizes[self.share]
         alpha = crop_maps(self.maps, sizes, params.crop, params.flip, kind.resolution)
-        compose = None if drawn is None else partial(self._pasted, kind=kind, alpha=alpha, drawn=drawn)
+        compose = None if drawn is None else partial(self._paste, kind=kind, alpha=alpha, drawn=drawn)
         images = apply_views(kind, self.canvas, params, compose)
         return torch.cat([images, alpha[:, None]], dim=1) if masked else images
 
-    def _pasted(self, images: Tensor, kind: ViewConfig, alpha: Tensor, drawn: PasteParams) -> Tensor:
+    def _paste(self, images: Tensor, kind: ViewConfig, alpha: Tensor, drawn: PasteParams) -> Tensor:
         assert self.backdrop is not None
         assert self.backdrop_maps is not None
         crop, flip = drawn.crop.to(images.device), drawn.flip.to(images.device)

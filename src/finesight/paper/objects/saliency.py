@@ -1,14 +1,15 @@
-"""Where the salient object of each image is: found by a classical detector, or read from mask pictures.
+"""Find the salient object of each image by a classical detector, or read it from mask pictures.
 
 The detector needs no training: it is the minimum barrier distance to the image border with the backgroundness cue,
 the MB+ of Zhang et al., "Minimum Barrier Salient Object Detection at 80 FPS" (ICCV 2015). What cannot be reached from
 the border without crossing an edge, and is not colored like the border either, is taken for the object. Frames around
-pictures, which 5 % of CUB's have, are looked through.
+pictures, which 5 % of CUB's have, are ignored.
 """
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
@@ -22,40 +23,59 @@ from torch import Tensor
 
 from finesight.data.cache import DecodedCache, default_cache_dir
 from finesight.data.color import gaussian_blur
-from finesight.data.saliency_store import kept, mirrored_masks, own_masks, read_alpha, read_binary
+from finesight.paper.objects.saliency_store import (
+    SHARD,
+    load_or_compute,
+    mirrored_masks,
+    own_masks,
+    read_alpha,
+    read_binary,
+)
 
 SIDE = 64  # of a map, which spans the whole cached image stretched to a square
 VERSION = 1  # of what the detector computes: kept maps of another version are never read
 
-_CHUNK = 64  # images at once: the sweeps of more leave the processor's cache
+CHUNK = 64  # images at once: the sweeps of more leave the processor's cache
 _ROUNDS = 3  # of sweeps: more change nothing visible
 _FAR = 1e4  # a barrier that no path has
 _FRAME = 6  # a frame is at most this part (1/6) of the side
-_STRIP = 0.1  # of the side: how wide each of the four border strips is
-_NOTICEABLE = 1.0  # in Lab: a smaller difference is none to the eye
+STRIP = 0.1  # of the side: how wide each of the four border strips is
+NOTICEABLE = 1.0  # in Lab: a smaller difference is none to the eye
 _SMOOTH = 0.02  # of the side, σ
-_CENTER = 0.4  # of the side, σ: photographers put the object there
-_SLOPE = 10.0  # of the contrast sigmoid, as in the paper
+CENTER_SIGMA = 0.4  # of the side, σ: photographers put the object there
+SLOPE = 10.0  # of the contrast sigmoid, as in the paper
 
 _D65 = ((0.433953, 0.376219, 0.189828), (0.212673, 0.715152, 0.072175), (0.017757, 0.109469, 0.872774))  # XYZ / white
 
 
-def detected(cache: DecodedCache, *, cache_dir: Path | None = None, progress: bool = True) -> NDArray[np.uint8]:
-    """(N, SIDE, SIDE): the detector's map of every image, computed once and kept beside the decoded images."""
+def detect_objects(
+    cache: DecodedCache,
+    *,
+    cache_dir: Path | None = None,
+    progress: bool = True,
+    detector: Callable[[Tensor], Tensor] | None = None,
+    shard: int = SHARD,
+) -> NDArray[np.uint8]:
+    """Return a map of every image, (N, SIDE, SIDE), computed once and kept beside the decoded images.
+
+    ``detector`` is ``saliency_maps`` by default; so many maps as ``shard`` says are computed and written at once.
+    """
+    find = detector or saliency_maps
     folder = Path(cache_dir or default_cache_dir()).absolute() / f"v{VERSION}-saliency{SIDE}"
-    keys, first, place = np.unique(cache.keys, return_index=True, return_inverse=True)  # an image may be listed twice
+    keys, first, inverse = np.unique(cache.keys, return_index=True, return_inverse=True)  # an image may be listed twice
 
     def compute(rows: NDArray[np.int64]) -> NDArray[np.uint8]:
-        maps = saliency_maps(_squares(cache, first[rows]))
+        maps = find(_squares(cache, first[rows]))
         return maps.mul(255).round().to(torch.uint8).numpy()
 
-    return kept(folder, keys, compute, SIDE, progress)[place]
+    return load_or_compute(folder, keys, compute, SIDE, progress, shard)[inverse]
 
 
-def masks_from(cache: DecodedCache, folder: Path | None) -> NDArray[np.uint8]:
-    """(N, SIDE, SIDE): alpha from a folder of masks that mirrors the images, or (None) from the source's own masks.
+def read_masks(cache: DecodedCache, folder: Path | None) -> NDArray[np.uint8]:
+    """Return masks (N, SIDE, SIDE) from a folder that mirrors the images, or (None) from those of the source itself.
 
-    A folder's gray values are kept as alpha; the source's own masks are object wherever they are not zero.
+    A folder's gray values are kept as alpha; the source's own masks are object wherever they are not zero. Raises
+    FineSightError if a mask is missing or cannot be read.
     """
     files = own_masks(cache.source) if folder is None else mirrored_masks(cache.source, folder)
     read = read_binary if folder is None else read_alpha
@@ -66,12 +86,6 @@ def masks_from(cache: DecodedCache, folder: Path | None) -> NDArray[np.uint8]:
 
     with ThreadPoolExecutor() as pool:
         return np.stack(list(pool.map(square, range(len(cache)))))
-
-
-def areas(maps: NDArray[np.uint8]) -> NDArray[np.float32]:
-    """(N, H, W) -> (N,): the mean alpha of each map, to tell masks that hold nearly nothing or nearly everything."""
-    means: NDArray[np.float32] = maps.mean(axis=(1, 2), dtype=np.float64).astype(np.float32) / 255
-    return means
 
 
 def _squares(cache: DecodedCache, indices: NDArray[np.int64]) -> Tensor:
@@ -86,21 +100,21 @@ def _squares(cache: DecodedCache, indices: NDArray[np.int64]) -> Tensor:
 
 def saliency_maps(images: Tensor) -> Tensor:
     """RGB in [0, 1], (N, 3, H, W) -> (N, H, W) in [0, 1]; each image on its own, all zeros where it shows nothing."""
-    return torch.cat([_maps(chunk) for chunk in torch.split(images, _CHUNK)])
+    return torch.cat([_maps(chunk) for chunk in torch.split(images, CHUNK)])
 
 
 def _maps(images: Tensor) -> Tensor:
     if not len(images):
         return images.new_zeros(images[:, 0].shape)
-    lab = _unframed(_lab(images))
-    cues = _scaled(barrier_distances(lab).sum(dim=1)) + _scaled(backgroundness(lab))
+    lab = remove_frame(rgb_to_lab(images))
+    cues = _divide_by_max(barrier_distances(lab).sum(dim=1)) + _divide_by_max(backgroundness(lab))
     colors = lab.flatten(2)
-    shows_something = (colors.amax(2) - colors.amin(2)).amax(1) >= _NOTICEABLE  # (N,)
-    return _contrasted(_centered(_smoothed(cues))) * shows_something[:, None, None]
+    shows_something = (colors.amax(2) - colors.amin(2)).amax(1) >= NOTICEABLE  # (N,)
+    return stretch_contrast(_weigh_center(_smooth(cues))) * shows_something[:, None, None]
 
 
-def _lab(rgb: Tensor) -> Tensor:
-    """sRGB -> CIE Lab (white D65), where equal distances look about equally different."""
+def rgb_to_lab(rgb: Tensor) -> Tensor:
+    """Convert sRGB to CIE Lab (white D65), where equal distances look about equally different. (N, 3, H, W)"""
     linear = torch.where(rgb > 0.04045, ((rgb + 0.055) / 1.055) ** 2.4, rgb / 12.92)
     red, green, blue = linear.unbind(1)
     x, y, z = (_cube_root(a * red + b * green + c * blue) for a, b, c in _D65)
@@ -108,13 +122,13 @@ def _lab(rgb: Tensor) -> Tensor:
 
 
 def _cube_root(t: Tensor) -> Tensor:
-    """Lab's: a straight line near zero."""
+    """Return the cube root as Lab has it, with a straight line near zero."""
     edge = 6 / 29
     return torch.where(t > edge**3, t.clamp_min(edge**3) ** (1 / 3), t / (3 * edge**2) + 4 / 29)
 
 
-def _unframed(lab: Tensor) -> Tensor:
-    """The outermost lines of the picture in place of its frame, if it has one: behind that, all would be object."""
+def remove_frame(lab: Tensor) -> Tensor:
+    """Replace the frame of a picture, if it has one, by the picture's outermost lines; else all inside were object."""
     for axis in (2, 3):
         lines = lab.transpose(2, axis)  # (N, 3, lines, length)
         last = lines.shape[2] - 1
@@ -135,9 +149,9 @@ def _frame(lines: Tensor) -> Tensor:
     if deepest < 2:
         return torch.zeros(len(lines), dtype=torch.int64, device=lines.device)
     outer, inner = lines[:, :, :deepest], lines[:, :, 2 : deepest + 2]
-    even = (outer.std(3, correction=0).amax(1) < 4 * _NOTICEABLE).cumprod(1)  # (N, deepest)
+    even = (outer.std(3, correction=0).amax(1) < 4 * NOTICEABLE).cumprod(1)  # (N, deepest)
     steps = (inner - outer).square().sum(1)[:, :, ends : lines.shape[3] - ends]
-    jumps = (steps > (8 * _NOTICEABLE) ** 2).float().mean(2) > 0.8
+    jumps = (steps > (8 * NOTICEABLE) ** 2).float().mean(2) > 0.8
     begins = torch.arange(2, deepest + 2, device=lines.device)
     return (even * jumps * begins).amax(1)
 
@@ -149,19 +163,19 @@ def barrier_distances(channels: Tensor, rounds: int = _ROUNDS) -> Tensor:
     rows take part at once (down, up) and whole columns (right, left). Never below the exact distance.
     """
     rows = channels.permute(2, 0, 1, 3).contiguous()  # (N, C, H, W) -> (H, N, C, W): a row is one piece of memory
-    columns = _turned(rows)  # (W, N, C, H)
+    columns = _swap_rows_and_columns(rows)  # (W, N, C, H)
     high, low = rows + _FAR, rows - _FAR
     for border in ((0,), (-1,), (..., 0), (..., -1)):
         high[border] = low[border] = rows[border]
     for _ in range(rounds):
         _sweep(rows, high, low)
-        high, low = _turned(high), _turned(low)
+        high, low = _swap_rows_and_columns(high), _swap_rows_and_columns(low)
         _sweep(columns, high, low)
-        high, low = _turned(high), _turned(low)
+        high, low = _swap_rows_and_columns(high), _swap_rows_and_columns(low)
     return (high - low).permute(1, 2, 0, 3)  # (H, N, C, W) -> (N, C, H, W)
 
 
-def _turned(rows: Tensor) -> Tensor:
+def _swap_rows_and_columns(rows: Tensor) -> Tensor:
     return rows.transpose(0, 3).contiguous()
 
 
@@ -181,9 +195,9 @@ def backgroundness(lab: Tensor) -> Tensor:
 
     Mahalanobis distances to the four border strips, less the largest: one strip may lie on the object.
     """
-    tall, wide = (max(1, round(side * _STRIP)) for side in lab.shape[2:])
+    tall, wide = (max(1, round(side * STRIP)) for side in lab.shape[2:])
     strips = (lab[:, :, :tall], lab[:, :, -tall:], lab[..., :wide], lab[..., -wide:])
-    distances = torch.stack([_scaled(_mahalanobis(lab, strip)) for strip in strips])  # (4, N, H, W)
+    distances = torch.stack([_divide_by_max(_mahalanobis(lab, strip)) for strip in strips])  # (4, N, H, W)
     return distances.sum(0) - distances.amax(0)
 
 
@@ -193,35 +207,35 @@ def _mahalanobis(lab: Tensor, strip: Tensor) -> Tensor:
     mean = sample.mean(2, keepdim=True)
     centered = sample - mean
     covariance = centered @ centered.transpose(1, 2) / sample.shape[2]  # (N, 3, 3)
-    spread = covariance + _NOTICEABLE**2 * torch.eye(3, dtype=lab.dtype, device=lab.device)
+    spread = covariance + NOTICEABLE**2 * torch.eye(3, dtype=lab.dtype, device=lab.device)
     away = lab.flatten(2) - mean
     solved: Tensor = torch.linalg.solve(spread, away)
     return (away * solved).sum(1).clamp_min(0).sqrt().view(-1, *lab.shape[2:])
 
 
-def _scaled(maps: Tensor) -> Tensor:
+def _divide_by_max(maps: Tensor) -> Tensor:
     return maps / maps.amax((1, 2), keepdim=True).clamp_min(1e-6)
 
 
-def _smoothed(maps: Tensor) -> Tensor:
+def _smooth(maps: Tensor) -> Tensor:
     short = min(maps.shape[1:])
     sigma = maps.new_full((len(maps),), _SMOOTH * short)
     radius = min(math.ceil(3 * _SMOOTH * short), short - 1)
     return gaussian_blur(maps[:, None], sigma, 2 * radius + 1)[:, 0]
 
 
-def _centered(maps: Tensor) -> Tensor:
-    """Weighed by a wide Gaussian around the middle."""
+def _weigh_center(maps: Tensor) -> Tensor:
+    """Weigh the maps by a wide Gaussian around the middle."""
     down, along = (
         torch.exp(
-            -0.5 * (((torch.arange(side, dtype=maps.dtype, device=maps.device) + 0.5) / side - 0.5) / _CENTER) ** 2
+            -0.5 * (((torch.arange(side, dtype=maps.dtype, device=maps.device) + 0.5) / side - 0.5) / CENTER_SIGMA) ** 2
         )
         for side in maps.shape[1:]
     )
     return maps * down[:, None] * along
 
 
-def _contrasted(maps: Tensor) -> Tensor:
+def stretch_contrast(maps: Tensor) -> Tensor:
     """Min-max, then the sigmoid, its ends at 0 and 1.
 
     The object's own level counts as 1, not its brightest spot: the mean of what exceeds twice the map's mean, the
@@ -232,6 +246,6 @@ def _contrasted(maps: Tensor) -> Tensor:
     above = (maps > 2 * maps.mean((1, 2), keepdim=True)).to(maps.dtype)
     count = above.sum((1, 2), keepdim=True)
     level = torch.where(count > 0, (maps * above).sum((1, 2), keepdim=True) / count.clamp_min(1), 1)
-    steep = torch.sigmoid(_SLOPE * ((maps / level).clamp_max(1) - 0.5))
-    least = 1 / (1 + math.exp(_SLOPE / 2))
+    steep = torch.sigmoid(SLOPE * ((maps / level).clamp_max(1) - 0.5))
+    least = 1 / (1 + math.exp(SLOPE / 2))
     return ((steep - least) / (1 - 2 * least)).clamp(0, 1)

@@ -8,8 +8,8 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from finesight.data import compose, views
-from finesight.data.compose import (
+from finesight.data import views
+from finesight.paper.objects.compose import (
     BACKDROP,
     GRAY,
     TEXTURE,
@@ -334,20 +334,6 @@ def test_backdrops_are_asked_for_only_where_needed() -> None:
     broken = torch.where(torch.arange(4).view(4, 1, 1, 1) == 2, backdrops, torch.nan)
     found = paste(images, alpha, broken, backdrop_alpha, of_kinds(1, 2, 0, 1))
     assert found.isfinite().all()
-
-
-def test_backgrounds_are_made_only_for_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
-    made: list[tuple[str, int]] = []
-
-    def counting(name: str) -> None:
-        original = getattr(compose, name)
-        monkeypatch.setattr(compose, name, lambda x, *rest: made.append((name, len(x))) or original(x, *rest))
-
-    counting("background_of")
-    counting("_texture")
-    params = replace(of_kinds(0, 0, 0, 2, 1, 2, 2), paste=torch.tensor([True, False, True, True, True, True, False]))
-    paste(*scene(7), params)
-    assert made == [("background_of", 2), ("_texture", 2)]
 
 
 # --- one row at a time ------------------------------------------------------------------------------------

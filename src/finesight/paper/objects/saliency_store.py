@@ -1,8 +1,7 @@
-"""What the disk has about salient objects: maps kept by the key of their image, and mask pictures.
+"""Saliency maps on disk: maps kept by the key of their image, and mask pictures.
 
-Kept maps lie in shards, each one ``.npz`` with ``keys`` and ``maps`` that is written under another name and moved into
-place, so it is there whole or not at all. One lock per folder lets a single process compute; the others wait and then
-find what they wanted.
+Kept maps are in shards, ``.npz`` files with ``keys`` and ``maps``. A lock on the folder lets one process compute; the
+others wait and then load the result.
 """
 
 from __future__ import annotations
@@ -20,12 +19,12 @@ from PIL import Image
 from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, explain_os_errors, os_reason, read_mask, to_rgb
 from finesight.data.sources import SUFFIX_TEXT, ImageSource
 from finesight.errors import FineSightError, SkipImage
+from finesight.io.atomic import atomic_path
 from finesight.io.console import console
 from finesight.io.lock import locked
 from finesight.io.progress import track
 
-BATCH = 256  # maps in a shard: what a killed process loses at most
-_SCRATCH = ".tmp"
+SHARD = 256  # maps in a shard: what a killed process loses at most
 _WITHOUT_ALPHA = {"LA": "L", "PA": "P", "RGBA": "RGB"}
 
 Compute = Callable[[NDArray[np.int64]], NDArray[np.uint8]]  # rows of the keys -> their maps
@@ -35,39 +34,53 @@ Found = tuple[NDArray[np.int64], NDArray[np.uint8]]  # rows of the keys, their m
 # --- maps that were computed --------------------------------------------------------------------------
 
 
-def kept(
-    folder: Path, keys: NDArray[np.bytes_], compute: Compute, side: int, progress: bool = True
+def load_or_compute(
+    folder: Path, keys: NDArray[np.bytes_], compute: Compute, side: int, progress: bool = True, shard: int = SHARD
 ) -> NDArray[np.uint8]:
-    """(N, side, side): the maps of these sorted, different keys; what no shard has is computed and kept."""
+    """Return the maps (N, side, side) of these sorted, different keys; what no shard has is computed and kept.
+
+    Raises FineSightError if the folder cannot be used.
+    """
     maps = np.zeros((len(keys), side, side), np.uint8)
     with explain_os_errors(f"the saliency cache {folder} cannot be used", "choose another folder with --cache-dir"):
-        missing, _ = _recall(folder, keys, maps)
-        if len(missing):
-            folder.mkdir(parents=True, exist_ok=True)
-            waiting = "Another process is finding the salient objects; waiting for it"
-            with locked(folder / "lock", on_wait=lambda: console.print(waiting) if progress else None):
-                missing, damaged = _recall(folder, keys, maps)
-                _remove([*damaged, *folder.glob(f"*{_SCRATCH}")])  # under the lock, scratch has no living owner
-                _add(folder, keys, maps, missing, compute, progress)
+        missing, _ = _load(folder, keys, maps)
+        if not len(missing):
+            return maps
+        folder.mkdir(parents=True, exist_ok=True)
+        with locked(folder / "lock", lambda: _say_waiting(progress)):
+            missing, damaged = _load(folder, keys, maps)
+            for file in (*damaged, *folder.glob("*.tmp*")):  # under the lock, scratch files have no living owner
+                with suppress(OSError):
+                    file.unlink()
+            pieces = [missing[start : start + shard] for start in range(0, len(missing), shard)]
+            for rows in track(pieces, len(pieces), "finding the salient objects", show=progress and bool(pieces)):
+                maps[rows] = compute(rows)
+                with atomic_path(folder / f"{uuid.uuid4().hex}.npz", sync=True) as scratch:
+                    np.savez(scratch, keys=keys[rows], maps=maps[rows])
     return maps
 
 
-def _recall(folder: Path, keys: NDArray[np.bytes_], maps: NDArray[np.uint8]) -> tuple[NDArray[np.int64], list[Path]]:
-    """Fill in what the shards know; returns the rows they do not, and the damaged shards."""
-    unknown, damaged = np.ones(len(keys), bool), []
-    for file in sorted(folder.glob("*.npz")):
+def _say_waiting(progress: bool) -> None:
+    if progress:
+        console.print("Another process is finding the salient objects; waiting for it")
+
+
+def _load(folder: Path, keys: NDArray[np.bytes_], maps: NDArray[np.uint8]) -> tuple[NDArray[np.int64], list[Path]]:
+    """Fill in what the shards have; return the rows they do not have and the damaged shards."""
+    missing, damaged = np.ones(len(keys), bool), []
+    for file in sorted(folder.glob("[!.]*.npz")):
         found = _read(file, keys, maps.shape[1:])
         if found is None:
             damaged.append(file)
             continue
         rows, theirs = found
         maps[rows] = theirs
-        unknown[rows] = False
-    return np.flatnonzero(unknown), damaged
+        missing[rows] = False
+    return np.flatnonzero(missing), damaged
 
 
 def _read(file: Path, keys: NDArray[np.bytes_], shape: tuple[int, ...]) -> Found | None:
-    """What a shard has of ``keys``; None when it is damaged, which the checksums of the archive tell."""
+    """Return what a shard has of ``keys``, or None if it is damaged, which the checksums of the archive tell."""
     try:
         with np.load(file, allow_pickle=False) as shard:
             theirs = shard["keys"]
@@ -82,44 +95,11 @@ def _read(file: Path, keys: NDArray[np.bytes_], shape: tuple[int, ...]) -> Found
         return None
 
 
-def _add(
-    folder: Path,
-    keys: NDArray[np.bytes_],
-    maps: NDArray[np.uint8],
-    missing: NDArray[np.int64],
-    compute: Compute,
-    progress: bool,
-) -> None:
-    pieces = [missing[start : start + BATCH] for start in range(0, len(missing), BATCH)]
-    for rows in track(pieces, len(pieces), "finding the salient objects", show=progress and bool(pieces)):
-        maps[rows] = compute(rows)
-        _write(folder, keys[rows], maps[rows])
-
-
-def _write(folder: Path, keys: NDArray[np.bytes_], maps: NDArray[np.uint8]) -> None:
-    name = uuid.uuid4().hex
-    scratch = folder / f"{name}{_SCRATCH}"
-    try:
-        with open(scratch, "wb") as file:
-            np.savez(file, keys=keys, maps=maps)
-            file.flush()
-            os.fsync(file.fileno())  # after a power cut a finished name must not stand for unwritten data
-        os.replace(scratch, folder / f"{name}.npz")
-    finally:
-        scratch.unlink(missing_ok=True)
-
-
-def _remove(files: list[Path]) -> None:
-    for file in files:
-        with suppress(OSError):
-            file.unlink()
-
-
 # --- mask pictures ------------------------------------------------------------------------------------
 
 
 def own_masks(source: ImageSource) -> list[Path]:
-    """The mask picture of each image that the source itself names."""
+    """Return the mask picture of each image that the source itself names."""
     if source.masks is None:
         raise FineSightError(
             f"{source.root} has no object masks of its own (boxes are none); name a folder of masks that mirrors its "
@@ -135,16 +115,16 @@ def own_masks(source: ImageSource) -> list[Path]:
 
 
 def mirrored_masks(source: ImageSource, folder: Path) -> list[Path]:
-    """The mask of each image: below ``folder`` at the image's path, or at that without its first folder."""
-    place = Path(os.path.abspath(folder.expanduser()))
-    if not place.is_dir():
-        raise FineSightError(f"{place} is not a folder; name the folder that holds the masks of the images")
+    """Return the mask of each image: below ``folder`` at the image's path, or at that without its first folder."""
+    root = Path(os.path.abspath(folder.expanduser()))
+    if not root.is_dir():
+        raise FineSightError(f"{root} is not a folder; name the folder that holds the masks of the images")
     listed: dict[Path, dict[str, Path]] = {}
-    masks = [_mask_file(place, _below(source.root, path), listed) for path in source.paths.tolist()]
+    masks = [_mask_file(root, _below(source.root, path), listed) for path in source.paths.tolist()]
     found = [mask for mask in masks if mask is not None]
     if len(found) < len(masks):
         raise FineSightError(
-            f"{place} lacks the masks of {len(masks) - len(found):,} of {len(masks):,} images, the first being that of "
+            f"{root} lacks the masks of {len(masks) - len(found):,} of {len(masks):,} images, the first being that of "
             f"{source.paths[masks.index(None)]}; a mask has the path of its image, with or without its first folder, "
             f"and any suffix of {SUFFIX_TEXT}"
         )
@@ -155,7 +135,7 @@ def mirrored_masks(source: ImageSource, folder: Path) -> list[Path]:
 
 
 def _below(root: Path, path: str) -> PurePosixPath:
-    """An image's path relative to ``root``; of one that lies elsewhere the whole path, without the leading slash."""
+    """Return the path relative to ``root``, or the whole path without the leading slash if it is elsewhere."""
     whole = os.path.abspath(root / path)
     inside = os.path.relpath(whole, os.path.abspath(root))
     return PurePosixPath(whole.lstrip("/") if inside.startswith("../") else inside)
@@ -171,7 +151,7 @@ def _mask_file(folder: Path, image: PurePosixPath, listed: dict[Path, dict[str, 
 
 
 def _by_stem(folder: Path) -> dict[str, Path]:
-    """Image files by their name without suffix; of several the last one by name (a.png rather than a.jpg)."""
+    """Return image files by their name without suffix; of several the last one by name (a.png rather than a.jpg)."""
     try:
         files = sorted(folder.iterdir()) if folder.is_dir() else []
     except OSError as error:
@@ -180,13 +160,13 @@ def _by_stem(folder: Path) -> dict[str, Path]:
 
 
 def read_binary(file: Path) -> Image.Image:
-    """255 wherever the picture is not zero."""
+    """Return a mask of 255 wherever the picture is not zero."""
     with _usable(file):
         return Image.fromarray(read_mask(file).astype(np.uint8) * 255)
 
 
 def read_alpha(file: Path) -> Image.Image:
-    """Gray values as alpha; palette indices and files of only 0 and 1 are labels, of which 0 is the background."""
+    """Return gray values as alpha; palette indices and files of only 0 and 1 are labels, 0 is the background."""
     with _usable(file):
         with Image.open(file, formats=FORMATS) as opened:
             opened.load()

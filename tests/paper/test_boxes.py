@@ -1,6 +1,7 @@
 """Boxes against loops over pixels, and where crops about a box begin."""
 
 import dataclasses
+from functools import partial
 
 import numpy as np
 import pytest
@@ -11,8 +12,9 @@ from pydantic import ValidationError
 from scipy import stats
 from torch import Tensor
 
-from finesight.data.focus import NO_BOX, FocusConfig, boxes_of, focused_corners
-from finesight.data.views import ViewConfig, sample_params
+from finesight.data.views import ViewConfig, ViewParams, sample_params
+from finesight.paper.objects.boxes import NO_BOX, boxes_of, focused_corners, place_in_boxes
+from finesight.training.config import FocusConfig
 from reference import focus as reference
 
 EVERYTHING = (0.0, 0.0, 1.0, 1.0)
@@ -174,6 +176,11 @@ def test_the_place_between_the_edges_is_beta_distributed(alpha: float) -> None:
 
 # --- crops of a view ----------------------------------------------------------------------------------------------
 
+
+def focused(config: ViewConfig, sizes: Tensor, generator: torch.Generator, boxes: Tensor, beta: float) -> ViewParams:
+    return sample_params(config, sizes, generator, partial(place_in_boxes, boxes=boxes, beta=beta))
+
+
 SCALES = [(0.2, 1.0), (0.05, 0.14), (1.0, 1.0), (1e-4, 1e-3), (0.9, 1.0)]
 
 
@@ -202,7 +209,7 @@ def test_every_crop_lies_in_its_image(scale: tuple[float, float], beta: float, k
         boxes[:] = NO_BOX
     sizes = random_sizes(count, 2)
     sizes[:3] = torch.tensor([[1, 1], [1, 399], [399, 1]])
-    top, left, height, width = sample_params(ViewConfig(scale=scale), sizes, seeded(3), boxes, beta).crop.unbind(1)
+    top, left, height, width = focused(ViewConfig(scale=scale), sizes, seeded(3), boxes, beta).crop.unbind(1)
     assert (top >= 0).all()
     assert (left >= 0).all()
     assert (height >= 1).all()
@@ -214,7 +221,7 @@ def test_every_crop_lies_in_its_image(scale: tuple[float, float], beta: float, k
 def test_centers_lie_in_the_box_where_the_crop_has_room_and_as_near_as_can_be_where_not() -> None:
     count = 4000
     sizes, boxes = 200 + random_sizes(count, 1, 100), random_boxes(count, 2)  # none so long that no crop fits
-    crop = sample_params(ViewConfig(scale=(0.05, 0.5)), sizes, seeded(3), boxes, 0.6).crop.double()
+    crop = focused(ViewConfig(scale=(0.05, 0.5)), sizes, seeded(3), boxes, 0.6).crop.double()
     inside = []
     for axis in range(2):
         size, extent, half = sizes[:, axis].double(), crop[:, 2 + axis], crop[:, 2 + axis] / 2
@@ -233,27 +240,12 @@ def test_centers_lie_in_the_box_where_the_crop_has_room_and_as_near_as_can_be_wh
     assert (inside[0] & inside[1]).any()
 
 
-@pytest.mark.parametrize("alpha", [0.1, 0.6, 1.0, 3.0])
-def test_crops_of_a_view_are_beta_distributed_too(alpha: float) -> None:
-    """Of large images, where whole pixels are fine enough; a tenth in the middle cannot be confused with uniform."""
-    count, side = 3000, 4000
-    boxes = torch.tensor([[0.25, 0.3, 0.75, 0.8]]).repeat(count, 1)
-    sizes = torch.full((count, 2), side)
-    crop = sample_params(ViewConfig(scale=(0.05, 0.1)), sizes, seeded(9), boxes, alpha).crop.double().numpy()
-    for axis, (low, high) in enumerate([(0.25, 0.75), (0.3, 0.8)]):
-        shares = (crop[:, axis] + crop[:, 2 + axis] / 2 - low * side) / ((high - low) * side)
-        middle = (np.abs(shares - 0.5) < 0.25).mean()
-        law = stats.beta(alpha, alpha)
-        assert middle == pytest.approx(law.cdf(0.75) - law.cdf(0.25), abs=0.03)
-        assert stats.kstest(shares.clip(0, 1), law.cdf).statistic < 0.05 + (alpha < 0.5) * 0.18  # pixels at the ends
-
-
 def test_an_image_whose_crop_never_fitted_stays_centered() -> None:
     """All of the area in a ratio that a strip does not have: the largest centered crop, box or not."""
     sizes = torch.tensor([[400, 20], [20, 400], [300, 10]]).repeat(50, 1)
     boxes = torch.tensor([[0.0, 0.0, 0.1, 0.1], [0.9, 0.9, 1.0, 1.0], list(EVERYTHING)]).repeat_interleave(50, 0)
     config = ViewConfig(scale=(1.0, 1.0))
-    crop = sample_params(config, sizes, seeded(), boxes, 0.6).crop
+    crop = focused(config, sizes, seeded(), boxes, 0.6).crop
     room = sizes - crop[:, 2:]
     assert torch.equal(crop[:, :2], room // 2)
     assert (room.amax(1) > 100).all()
@@ -269,25 +261,17 @@ def test_rows_without_a_box_are_cropped_as_if_there_were_none_at_all() -> None:
     unknown = torch.arange(200) % 3 == 0
     boxes[unknown] = NO_BOX
     plain = sample_params(ViewConfig(), sizes, seeded(4))
-    focused = sample_params(ViewConfig(), sizes, seeded(4), boxes, 0.6)
-    assert torch.equal(focused.crop[unknown], plain.crop[unknown])
-    assert torch.equal(focused.crop[:, 2:], plain.crop[:, 2:]), "how large a crop is has nothing to do with the box"
-    assert (focused.crop[~unknown, :2] != plain.crop[~unknown, :2]).any(1).double().mean() > 0.8
-
-
-def test_what_is_drawn_before_the_crops_is_the_same_with_and_without_boxes() -> None:
-    """Flips and the rest come after the gammas, of which there are as many whatever the boxes are: see below."""
-    sizes = random_sizes(50)
-    plain = fields(sample_params(ViewConfig(), sizes, seeded(4)))
-    none = fields(sample_params(ViewConfig(), sizes, seeded(4), torch.full((50, 4), NO_BOX), 0.6))
-    assert {name for name in plain if torch.equal(plain[name], none[name])} >= {"crop", "factors"}
+    found = focused(ViewConfig(), sizes, seeded(4), boxes, 0.6)
+    assert torch.equal(found.crop[unknown], plain.crop[unknown])
+    assert torch.equal(found.crop[:, 2:], plain.crop[:, 2:]), "how large a crop is has nothing to do with the box"
+    assert (found.crop[~unknown, :2] != plain.crop[~unknown, :2]).any(1).double().mean() > 0.8
 
 
 def test_nothing_but_where_crops_begin_depends_on_the_boxes() -> None:
     """So every rank may know other boxes than it did an epoch ago and still draw as the others do."""
     sizes = random_sizes(50)
     drawn = [
-        fields(sample_params(ViewConfig(), sizes, seeded(4), boxes, 0.6))
+        fields(focused(ViewConfig(), sizes, seeded(4), boxes, 0.6))
         for boxes in (torch.full((50, 4), NO_BOX), random_boxes(50), random_boxes(50, 1))
     ]
     for other in drawn[1:]:
@@ -298,7 +282,7 @@ def test_nothing_but_where_crops_begin_depends_on_the_boxes() -> None:
 def test_a_row_does_not_depend_on_the_boxes_of_the_others() -> None:
     sizes, boxes, others = random_sizes(40), random_boxes(40), random_boxes(40, 1)
     others[7] = boxes[7]
-    first, second = (sample_params(ViewConfig(), sizes, seeded(), these, 0.6).crop for these in (boxes, others))
+    first, second = (focused(ViewConfig(), sizes, seeded(), these, 0.6).crop for these in (boxes, others))
     assert torch.equal(first[7], second[7])
     assert not torch.equal(first, second)
 
@@ -307,7 +291,8 @@ def test_a_row_does_not_depend_on_the_boxes_of_the_others() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"source": "magic"}, {"every": 0}, {"threshold": 1.0}, {"threshold": -0.1}, {"beta": 0.0}, {"alpha": 1}]
+    "wrong",
+    [{"source": "magic"}, {"every_n_epochs": 0}, {"threshold": 1.0}, {"threshold": -0.1}, {"beta": 0.0}, {"alpha": 1}],
 )
 def test_wrong_settings_are_refused(wrong: dict[str, object]) -> None:
     with pytest.raises(ValidationError):

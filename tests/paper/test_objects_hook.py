@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -12,23 +11,21 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
-from test_resume import NEVER, STEPS, assert_same_run, logged, newest, step_of
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finesight.data.cache import DecodedCache, cache_side, open_cache
-from finesight.data.focus import CENTER, NO_BOX
-from finesight.data.saliency import SIDE, detected
 from finesight.data.sources import open_source
 from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD
 from finesight.errors import FineSightError
-from finesight.training import looks as looks_file
+from finesight.paper.hooks.objects import ObjectsHook, choose_projections, is_due
+from finesight.paper.objects.boxes import CENTER, NO_BOX
+from finesight.paper.objects.saliency import SIDE, detect_objects
 from finesight.training.batches import Batches
+from finesight.training.callbacks import StepHooks
 from finesight.training.config import build_config
-from finesight.training.looks import Looks, choose_projections, due, looks_of
 from finesight.training.module import TrainingModule
 from finesight.training.save_encoder import encoder_of
-from processes import TINY, Command, trained
 from ranks import in_ranks
 from reference.focus import box
 from small import drive, small_module
@@ -65,9 +62,16 @@ def module_of(method: str = "lcr", **settings: Any) -> TrainingModule:
     return module
 
 
-def boxes_seen(module: TrainingModule, cache: DecodedCache, epoch: int = 1) -> Tensor:
-    Looks(cache, IMAGES).look(module, epoch)
-    return module.boxes
+def started(module: TrainingModule, cache: DecodedCache, images: np.ndarray = IMAGES, **options: Any) -> ObjectsHook:
+    assert isinstance(module.hook, ObjectsHook)
+    module.hook.on_fit_start(module, cache, images, **options)
+    return module.hook
+
+
+def after_an_epoch(module: TrainingModule, cache: DecodedCache, images: np.ndarray = IMAGES) -> ObjectsHook:
+    hook = started(module, cache, images)
+    hook.on_epoch_start(module, 1)
+    return hook
 
 
 # --- when ---------------------------------------------------------------------------------------------------------
@@ -89,19 +93,18 @@ def boxes_seen(module: TrainingModule, cache: DecodedCache, epoch: int = 1) -> T
 def test_due_after_every_so_many_epochs_and_never_before_the_first(
     every: int | None, epochs: int, expected: list[int]
 ) -> None:
-    assert [epoch for epoch in range(epochs) if due(every, epoch, epochs)] == expected
+    assert [epoch for epoch in range(epochs) if is_due(every, epoch, epochs)] == expected
 
 
 def seen_in_a_run(module: TrainingModule, cache: DecodedCache) -> list[tuple[Tensor, ...]]:
     """What was known at the beginning of every step."""
-    looks, known = Looks(cache, IMAGES), []
-    config = module.config
-    steps = Batches(cache, IMAGES, batch_size=BATCH, epochs=config.epochs, seed=0, backdrops=config.views.pastes)
+    hook, callback, known = started(module, cache), StepHooks(), []
+    steps = Batches(cache, IMAGES, batch_size=BATCH, epochs=module.config.epochs, seed=0, hook=hook)
     for number, batch in enumerate(steps):
-        looks.on_train_batch_start(None, module, batch, number)  # type: ignore[arg-type]
+        callback.on_train_batch_start(None, module, batch, number)  # type: ignore[arg-type]
         assert module.rationale is not None
         kept = module.rationale.branch.kept
-        known.append(tuple(b.clone() if isinstance(b, Tensor) else None for b in (module.boxes, module.maps, kept)))
+        known.append(tuple(b.clone() if isinstance(b, Tensor) else None for b in (hook.boxes, hook.maps, kept)))
         drive(module, batch)
     return known
 
@@ -127,7 +130,7 @@ def test_saliency_of_the_rationale_and_the_boxes_of_it_come_together(cache: Deco
         "views.paste": 0.5,
     }
     module = module_of(epochs=3, **settings, **HIGH)
-    module.maps.zero_()
+    module.hook.maps.zero_()
     known = seen_in_a_run(module, cache)
     for part in (0, 1):
         assert changes([row[part] for row in known]) == [PER_EPOCH, 2 * PER_EPOCH]
@@ -148,13 +151,14 @@ def test_projections_are_chosen_once(cache: DecodedCache, start: int) -> None:
 
 
 def test_a_step_in_the_middle_of_an_epoch_looks_at_nothing(cache: DecodedCache) -> None:
-    module, looks = module_of(epochs=5, **ENERGY), Looks(cache, IMAGES)
+    module = module_of(epochs=5, **ENERGY)
+    hook, callback = started(module, cache), StepHooks()
     steps = list(Batches(cache, IMAGES, batch_size=BATCH, epochs=5, seed=0))
     for step in (0, 4, 5, 7):
-        looks.on_train_batch_start(None, module, steps[step], 0)  # type: ignore[arg-type]
-        assert (module.boxes == NO_BOX).all()
-    looks.on_train_batch_start(None, module, steps[6], 0)  # type: ignore[arg-type]
-    assert (module.boxes >= 0).all()
+        callback.on_train_batch_start(None, module, steps[step], 0)  # type: ignore[arg-type]
+        assert (hook.boxes == NO_BOX).all()
+    callback.on_train_batch_start(None, module, steps[6], 0)  # type: ignore[arg-type]
+    assert (hook.boxes >= 0).all()
 
 
 # --- what ---------------------------------------------------------------------------------------------------------
@@ -185,17 +189,16 @@ def ragged(tmp_path_factory: pytest.TempPathFactory) -> DecodedCache:
 
 @pytest.mark.parametrize("source", ["birds", "ragged"])
 def test_boxes_are_those_of_each_images_channel_energy_in_the_datasets_order(
-    source: str, request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch
+    source: str, request: pytest.FixtureRequest
 ) -> None:
     cache = request.getfixturevalue("cache" if source == "birds" else "ragged")
     assert (len({tuple(cache.sizes[i]) for i in IMAGES}) > 10) == (source == "ragged")
-    monkeypatch.setattr(looks_file, "PIECE", 7)  # the last piece is not full
     module = module_of(**ENERGY)
     expected = []
     for image in IMAGES:
         energy = phi_of(module, cache, int(image))[0].sum(0).double().numpy()
         expected.append(box(energy, 0.6, RESOLUTION))
-    found = boxes_seen(module, cache)
+    found = after_an_epoch(module, cache).boxes
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-6)
     assert len({tuple(row) for row in found.tolist()}) > len(IMAGES) / 2, "images differ"
 
@@ -208,7 +211,7 @@ def test_boxes_of_the_rationale_are_those_of_its_mask(cache: DecodedCache, power
         mask = encoder.mask(phi_of(module, cache, int(image)))[0].detach().double().numpy()
         expected.append(box(mask, 0.6, RESOLUTION))
     module.train()
-    np.testing.assert_allclose(boxes_seen(module, cache).numpy(), expected, atol=1e-6)
+    np.testing.assert_allclose(after_an_epoch(module, cache).boxes.numpy(), expected, atol=1e-6)
     assert len(set(expected)) > len(IMAGES) / 2
 
 
@@ -219,9 +222,9 @@ def test_masks_of_the_rationale_become_maps_of_the_images(cache: DecodedCache) -
     masks = masks / masks.amax((1, 2), keepdim=True)
     fine = F.interpolate(masks[:, None], size=(SIDE, SIDE), mode="bilinear", align_corners=False)[:, 0]
     module.train()
-    Looks(cache, IMAGES).look(module, 1)
-    assert module.maps.dtype == torch.uint8
-    assert (module.maps.float() - 255 * fine).abs().max() < 1
+    maps = after_an_epoch(module, cache).maps
+    assert maps.dtype == torch.uint8
+    assert (maps.float() - 255 * fine).abs().max() < 1
 
 
 def test_variances_of_the_projections_are_those_over_each_image(cache: DecodedCache) -> None:
@@ -233,24 +236,22 @@ def test_variances_of_the_projections_are_those_over_each_image(cache: DecodedCa
         for k, one in enumerate(answers):
             mean = sum(one.flat) / one.size
             expected[k] += sum((v - mean) ** 2 for v in one.flat) / one.size / len(IMAGES)
-    found = Looks(cache, IMAGES).variances(module)
+    found = started(module, cache).variances(module)
     np.testing.assert_allclose(found.numpy(), expected, rtol=1e-4)
     assert np.ptp(expected) > 0.1 * expected.max()
 
 
-def test_many_images_are_ranked_by_some_of_them(cache: DecodedCache, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_images_are_ranked_by_some_of_them(cache: DecodedCache) -> None:
     module = module_of(**{"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1})
-    monkeypatch.setattr(looks_file, "ENOUGH", 4)
-    few = Looks(cache, IMAGES).variances(module)
-    monkeypatch.setattr(looks_file, "ENOUGH", 1000)
+    few = started(module, cache).variances(module, most=4)
     spread = IMAGES[[0, 8, 15, 23]]  # 23 / 3 = 7.67 apart
-    torch.testing.assert_close(few, Looks(cache, spread).variances(module))
+    torch.testing.assert_close(few, started(module, cache, spread).variances(module))
 
 
 def test_where_the_branch_pools_its_twin_keeps_the_same_projections(cache: DecodedCache) -> None:
     settings = {"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1}
     module = module_of("lcr-dual-pooling", **settings)
-    Looks(cache, IMAGES).look(module, 1)
+    after_an_epoch(module, cache)
     assert module.rationale is not None
     kept = module.rationale.branch.kept
     assert kept.sum() == 2
@@ -270,7 +271,7 @@ def test_a_look_leaves_everything_else_as_it_was(cache: DecodedCache, method: st
     state = {name: value.clone() for name, value in module.state_dict().items()}
     modes = {name: child.training for name, child in module.named_modules()}
     torch.manual_seed(5)
-    Looks(cache, IMAGES).look(module, 1)
+    after_an_epoch(module, cache)
     drawn = torch.rand(1)
     torch.manual_seed(5)
     assert torch.equal(torch.rand(1), drawn)
@@ -281,12 +282,12 @@ def test_a_look_leaves_everything_else_as_it_was(cache: DecodedCache, method: st
     assert all(parameter.requires_grad for parameter in module.rationale.parameters())
 
 
-def test_a_run_that_needs_no_look_has_none(cache: DecodedCache) -> None:
+def test_the_hook_applies_where_it_is_needed() -> None:
     def needed(**settings: Any) -> bool:
-        return looks_of(build_config({"data": "x", **settings}), cache, IMAGES) is not None
+        return ObjectsHook.applies(build_config({"data": "x", **settings}))
 
     assert not needed()
-    assert not needed(**{"focus.source": "center"})
+    assert needed(**{"focus.source": "center"})
     assert needed(**ENERGY)
     assert needed(**{"saliency.source": "files"})
     assert needed(**{"rationale.keep": "rest"})
@@ -349,35 +350,33 @@ def test_saliency_from_files_is_the_drawn_birds(birds: Path, cache: DecodedCache
     if given:
         settings["saliency.folder"] = str(birds / "masks")
     module = module_of(**settings)
-    Looks(cache, IMAGES).begin(module, None, progress=False)
+    hook = started(module, cache)
     for place, image in enumerate(IMAGES):
         expected = drawn_mask(birds, cache, int(image))
-        found = module.maps[place].double().numpy() / 255
+        found = hook.maps[place].double().numpy() / 255
         assert np.abs(found - expected).mean() < 0.02
         assert 0.02 < expected.mean() < 0.9
-        top, left, bottom, right = (module.boxes[place] * SIDE).tolist()
+        top, left, bottom, right = (hook.boxes[place] * SIDE).tolist()
         inside = np.argwhere(expected > 0.5)
         assert top <= inside[:, 0].min() + 1
         assert left <= inside[:, 1].min() + 1
         assert bottom >= inside[:, 0].max()
         assert right >= inside[:, 1].max()
         assert (bottom - top) * (right - left) < 3 * (np.ptp(inside[:, 0]) + 1) * (np.ptp(inside[:, 1]) + 1)
-    assert len({one.numpy().tobytes() for one in module.maps}) == len(IMAGES)
+    assert len({one.numpy().tobytes() for one in hook.maps}) == len(IMAGES)
 
 
 def test_maps_of_the_detector_are_those_of_the_trained_images(cache: DecodedCache, tmp_path: Path) -> None:
     module = module_of(**{"saliency.source": "detector", "views.paste": 0.5})
-    Looks(cache, IMAGES).begin(module, tmp_path, progress=False)
-    expected = detected(cache, cache_dir=tmp_path, progress=False)[IMAGES]
-    assert np.array_equal(module.maps.numpy(), expected)
+    hook = started(module, cache, cache_dir=tmp_path)
+    expected = detect_objects(cache, cache_dir=tmp_path, progress=False)[IMAGES]
+    assert np.array_equal(hook.maps.numpy(), expected)
     assert len({one.tobytes() for one in expected}) == len(IMAGES)
 
 
 def test_maps_that_can_be_had_again_are_not_part_of_a_checkpoint() -> None:
     def saved(source: str) -> set[str]:
-        return {"maps", "boxes"} & module_of(
-            **{"saliency.source": source, "focus.source": "saliency"}
-        ).state_dict().keys()
+        return set(module_of(**{"saliency.source": source, "focus.source": "saliency"}).hook.state_dict())
 
     assert saved("detector") == saved("files") == {"boxes"}
     assert saved("rationale") == {"maps", "boxes"}
@@ -386,14 +385,15 @@ def test_maps_that_can_be_had_again_are_not_part_of_a_checkpoint() -> None:
 def test_before_its_first_look_the_rationale_pastes_nothing(cache: DecodedCache) -> None:
     """Its maps are empty, and an object that is nowhere is not pasted."""
     pasted = module_of(**{"saliency.source": "rationale", "views.paste": 1.0, "saliency.every_n_epochs": 1})
-    pasted.maps.zero_()
-    batch = next(iter(Batches(cache, IMAGES, batch_size=BATCH, epochs=1, seed=0, backdrops=True)))
+    hook = started(pasted, cache)
+    hook.maps.zero_()
+    batch = next(iter(Batches(cache, IMAGES, batch_size=BATCH, epochs=1, seed=0, hook=hook)))
     kind, generator = pasted.kinds[0], torch.Generator()
-    scene = pasted._scene(batch)
+    scene = hook.scene(batch)
     plain = scene.view(kind.model_copy(update={"paste": 0.0}), generator.manual_seed(0))
     assert torch.equal(scene.view(kind, generator.manual_seed(0)), plain)
-    Looks(cache, IMAGES).look(pasted, 1)
-    assert not torch.equal(pasted._scene(batch).view(kind, generator.manual_seed(0)), plain)
+    hook.on_epoch_start(pasted, 1)
+    assert not torch.equal(hook.scene(batch).view(kind, generator.manual_seed(0)), plain)
 
 
 # --- several processes --------------------------------------------------------------------------------------------
@@ -406,15 +406,13 @@ def looked(places: tuple[Path, Path], rank: int) -> dict[str, Tensor]:
     found = {}
     for source in ("energy", "rationale"):
         module = module_of(**{**ENERGY, "focus.source": source, "saliency.source": "rationale"})
-        looks = Looks(cache, IMAGES)
-        looks.look(module, 1)
-        found |= {f"{source} boxes": module.boxes, f"{source} maps": module.maps}
+        hook = after_an_epoch(module, cache)
+        found |= {f"{source} boxes": hook.boxes, f"{source} maps": hook.maps}
     odd = module_of(**ENERGY, **{"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1})
-    looks = Looks(cache, IMAGES[:-1])
-    odd.boxes = odd.boxes[:-1]
-    looks.look(odd, 1)
+    odd.hook.boxes = odd.hook.boxes[:-1]
+    hook = after_an_epoch(odd, cache, IMAGES[:-1])
     assert odd.rationale is not None
-    return found | {"odd boxes": odd.boxes, "kept": odd.rationale.branch.kept, "variances": looks.variances(odd)}
+    return found | {"odd boxes": hook.boxes, "kept": odd.rationale.branch.kept, "variances": hook.variances(odd)}
 
 
 def test_two_processes_see_what_one_sees(places: tuple[Path, Path], tmp_path: Path, cache: DecodedCache) -> None:
@@ -426,65 +424,6 @@ def test_two_processes_see_what_one_sees(places: tuple[Path, Path], tmp_path: Pa
         for name in ("energy maps", "rationale maps"):
             assert (rank[name].int() - alone[name].int()).abs().max() <= 1, name
         torch.testing.assert_close(rank["variances"], alone["variances"], rtol=1e-5, atol=0)
-
-
-# --- stopped and continued ----------------------------------------------------------------------------------------
-
-RUNS = {
-    "contrastive crop": (
-        "--method",
-        "contrastive-crop",
-        "--set",
-        "focus.every_n_epochs=1",
-        "--set",
-        "focus.threshold=0.6",
-    ),
-    "saliency and keep": (
-        *("--set", "saliency.source=rationale", "--set", "saliency.every_n_epochs=1", "--set", "focus.source=saliency"),
-        *("--set", "views.paste=0.5", "--set", "rationale.keep=top", "--set", "rationale.keep_count=2"),
-        *("--set", "rationale.keep_from=1"),
-    ),
-}
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_stopped_between_two_looks_ends_as_if_it_had_not_been(name: str, birds: Path, tmp_path: Path) -> None:
-    """Three epochs of five steps, looks before the second and the third; stopped in the second."""
-    words = [word for word in TINY if name != "contrastive crop" or word not in ("--projections", "4")]
-    options = ("--data", birds, "--epochs", "3", *words, *RUNS[name])
-    whole, out = tmp_path / "whole", tmp_path / "run"
-    done = trained(whole, *NEVER, *options)
-    assert done.err.count("Looking ") == 2
-    assert done.err.count("keeps projections") == (name == "saliency and keep")
-    stopped = Command("train", "--out", out, *NEVER, *options)
-    stopped.until(lambda: logged(out) >= 6)
-    stopped.send(signal.SIGINT)
-    assert stopped.wait().code == 130
-    kept = step_of(newest(out))
-    assert 6 <= kept < 10
-    again = trained(out, *NEVER, *options)
-    assert f"Continuing at step {kept} of {STEPS}." in again.err
-    assert again.err.count("Looking ") == 1, "the first look is in the checkpoint"
-    assert "keeps projections" not in again.err
-    assert_same_run(out, whole)
-    module = torch.load(newest(out), weights_only=True)["module"]
-    assert (module["boxes"] >= 0).all()
-    assert len(module["boxes"].unique(dim=0)) > 5
-    if name == "saliency and keep":
-        assert module["rationale.branch.kept"].sum() == 2
-        assert module["maps"].any()
-
-
-def test_a_run_without_looks_is_another(birds: Path, tmp_path: Path) -> None:
-    """From the first look on: so what is compared above depends on the looks."""
-    words = [word for word in TINY if word not in ("--projections", "4")]
-    runs = []
-    for every in (1, 2):
-        run = tmp_path / str(every)
-        settings = ("--method", "contrastive-crop", "--set", f"focus.every_n_epochs={every}")
-        trained(run, *NEVER, "--data", birds, "--epochs", "3", *words, *settings)
-        runs.append((run / "metrics.csv").read_text().splitlines()[1:])
-    assert [a == b for a, b in zip(*runs, strict=True)] == [True] * 5 + [False] * 10
 
 
 # --- settings that cannot be met ----------------------------------------------------------------------------------
@@ -528,3 +467,24 @@ def test_what_can_be_met_is_taken() -> None:
         {"views.paste": 0.5, "saliency.source": "rationale"},
     ):
         build_config({"data": "x", **settings})
+
+
+# --- earlier versions ---------------------------------------------------------------------------------------------
+
+
+def test_a_state_of_an_earlier_version_is_loaded(cache: DecodedCache) -> None:
+    """It has boxes and maps beside the objective, and other names in the optimizer's groups."""
+    settings = {**ENERGY, "focus.source": "saliency", "saliency.source": "rationale", "saliency.every_n_epochs": 1}
+    module, fresh = module_of(**settings), module_of(**settings)
+    hook = after_an_epoch(module, cache)
+    old = {name.removeprefix("hook."): value.clone() for name, value in module.state_dict().items()}
+    assert {"boxes", "maps", "steps"} <= old.keys()
+    fresh.load_state_dict(old)
+    assert torch.equal(fresh.hook.boxes, hook.boxes)
+    assert torch.equal(fresh.hook.maps, hook.maps)
+    names = {"optimizer": "rule", "freeze_epochs": "hold_epochs", "bias_lr_ratio": "bias_share"}
+    names |= {"clip_grad_norm_per_tensor": "clip_each"}
+    state = module.optimizer.state_dict()
+    state["param_groups"] = [{names.get(k, k): v for k, v in group.items()} for group in state["param_groups"]]
+    fresh.optimizer.load_state_dict(state)
+    assert fresh.optimizer.state_dict() == module.optimizer.state_dict()

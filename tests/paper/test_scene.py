@@ -1,6 +1,7 @@
 """Views of images of which something is known: where to crop, where the object is, what to paste it on."""
 
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from typing import Any
 
@@ -11,16 +12,21 @@ from PIL import Image
 from torch import Tensor
 
 from finesight.data.cache import DecodedCache, open_cache
-from finesight.data.compose import BACKDROP, GRAY, PasteParams, crop_maps, sample_paste, usable
-from finesight.data.focus import NO_BOX
-from finesight.data.scene import Backdrop, Scene
 from finesight.data.sources import open_source
-from finesight.data.views import ViewConfig, apply_views, crop_resize_flip, sample_params
+from finesight.data.views import PlaceCrops, ViewConfig, apply_views, crop_resize_flip, sample_params
+from finesight.paper.objects.boxes import NO_BOX, place_in_boxes
+from finesight.paper.objects.compose import BACKDROP, GRAY, PasteParams, crop_maps, sample_paste, usable
+from finesight.paper.objects.scene import Backdrop, Scene
 from finesight.training.batches import Batches
+from finesight.training.hooks import TrainingHook
 from small import small_module
 
 SIDE = 24  # of the maps
 PLAIN: dict[str, Any] = {"jitter": 0.0, "gray": 0.0, "blur": 0.0, "mean": (0, 0, 0), "std": (1, 1, 1)}
+
+
+def focus(boxes: Tensor | None, beta: float) -> PlaceCrops | None:
+    return None if boxes is None else partial(place_in_boxes, boxes=boxes, beta=beta)
 
 
 def seeded(seed: int = 0) -> torch.Generator:
@@ -96,7 +102,7 @@ def test_without_maps_a_view_is_what_sample_and_apply_make(focused: bool) -> Non
     scene = Scene(canvas, sizes, slice(None), boxes=boxes, beta=0.6)
     generator, other = seeded(1), seeded(1)
     for _ in range(2):  # and the generator is left where it would have been
-        expected = apply_views(kind, canvas, sample_params(kind, sizes, other, boxes, 0.6))
+        expected = apply_views(kind, canvas, sample_params(kind, sizes, other, focus(boxes, 0.6)))
         assert torch.equal(scene.view(kind, generator), expected)
 
 
@@ -152,7 +158,7 @@ def test_the_fourth_channel_follows_crop_and_flip(height: int, width: int) -> No
 
 def test_the_fourth_channel_is_the_cropped_map_in_every_bit_and_colors_leave_it_alone() -> None:
     scene, kind = full_scene(9), ViewConfig(resolution=16, jitter=1.0, gray=0.5, blur=1.0, solarize=0.5)
-    params = sample_params(kind, scene.all_sizes, seeded(), scene.boxes, scene.beta)
+    params = sample_params(kind, scene.all_sizes, seeded(), focus(scene.boxes, scene.beta))
     expected = crop_maps(scene.maps, scene.all_sizes, params.crop, params.flip, 16)
     assert torch.equal(scene.view(kind, seeded(), masked=True)[:, 3], expected)
 
@@ -163,7 +169,7 @@ def test_the_fourth_channel_is_the_cropped_map_in_every_bit_and_colors_leave_it_
 def drawn(scene: Scene, kind: ViewConfig, generator: torch.Generator) -> PasteParams:
     """What a view is expected to draw, in this order: the view, the backdrop's view, what is pasted."""
     assert scene.backdrop is not None
-    sample_params(kind, scene.all_sizes, generator, scene.boxes, scene.beta)
+    sample_params(kind, scene.all_sizes, generator, focus(scene.boxes, scene.beta))
     other = sample_params(kind, scene.backdrop.all_sizes, generator)
     return sample_paste(kind.paste, kind.backdrops, other.crop, other.flip, generator)
 
@@ -209,7 +215,7 @@ def test_an_object_is_pasted_on_its_own_backdrop() -> None:
 def test_the_backdrop_of_a_row_is_shown_by_a_view_of_its_own() -> None:
     """Were it the object's crop, an object could be told by what stayed around it."""
     scene, kind = full_scene(30), ViewConfig(resolution=16, paste=1.0)
-    mine = sample_params(kind, scene.all_sizes, seeded(), scene.boxes, scene.beta)
+    mine = sample_params(kind, scene.all_sizes, seeded(), focus(scene.boxes, scene.beta))
     theirs = drawn(scene, kind, seeded())
     assert (mine.crop != theirs.crop).any(1).all()
     assert (mine.flip != theirs.flip).any()
@@ -293,20 +299,23 @@ HELD_OUT = np.array([0, 3, 4, 11, 18])
 KEPT = np.setdiff1d(np.arange(IMAGES), HELD_OUT)
 
 
+def pasting() -> TrainingHook:
+    return small_module("dilo").hook
+
+
 @pytest.mark.parametrize("images", [np.arange(IMAGES), KEPT, np.array([2, 9])], ids=["all", "some held out", "two"])
-def test_places_and_backdrops_index_the_trained_images(cache: DecodedCache, images: np.ndarray) -> None:
+def test_backdrops_index_the_trained_images(cache: DecodedCache, images: np.ndarray) -> None:
     batch_size = min(6, len(images))
-    batches = Batches(cache, images, batch=batch_size, epochs=8, seed=5, backdrops=True)
+    batches = Batches(cache, images, batch_size=batch_size, epochs=8, seed=5, hook=pasting())
     pairs = set()
     for batch in batches:
-        assert batch.places is not None
-        assert batch.backdrop is not None
-        assert images[batch.places].tolist() == batches.indices(batch.step).tolist() == who(batch.canvas)
-        chosen = images[batch.backdrop.places]
-        assert chosen.tolist() == who(batch.backdrop.canvas)
-        assert batch.backdrop.all_sizes.tolist() == cache.sizes[chosen].tolist()
-        assert (batch.backdrop.places != batch.places).all(), "never itself"
-        pairs |= set(zip(batch.places.tolist(), batch.backdrop.places.tolist(), strict=True))
+        data, backdrop = batch.extra, batch.extra.backdrop
+        assert images[data.images].tolist() == batches.indices(batch.step).tolist() == who(batch.canvas)
+        chosen = images[backdrop.images]
+        assert chosen.tolist() == who(backdrop.canvas)
+        assert backdrop.all_sizes.tolist() == cache.sizes[chosen].tolist()
+        assert (backdrop.images != data.images).all(), "never itself"
+        pairs |= set(zip(data.images.tolist(), backdrop.images.tolist(), strict=True))
     possible = len(images) * (len(images) - 1)
     assert len(pairs) == possible if len(images) == 2 else len(pairs) > min(possible, len(batches) * batch_size) / 2
 
@@ -314,41 +323,42 @@ def test_places_and_backdrops_index_the_trained_images(cache: DecodedCache, imag
 def test_backdrops_change_nothing_else_and_only_come_where_they_are_asked_for(cache: DecodedCache) -> None:
     settings: dict[str, Any] = {"batch_size": 6, "epochs": 2, "seed": 1}
     for plain, behind in zip(
-        Batches(cache, KEPT, **settings), Batches(cache, KEPT, backdrops=True, **settings), strict=True
+        Batches(cache, KEPT, **settings), Batches(cache, KEPT, hook=pasting(), **settings), strict=True
     ):
-        assert plain.backdrop is None
-        assert behind.backdrop is not None
+        assert plain.extra is None
+        assert behind.extra.backdrop is not None
         assert torch.equal(plain.canvas, behind.canvas)
-        assert torch.equal(plain.places, behind.places)
+        assert torch.equal(plain.all_sizes, behind.all_sizes)
 
 
 def test_backdrops_depend_on_seed_and_step_alone_and_join_over_ranks(cache: DecodedCache) -> None:
-    settings: dict[str, Any] = {"batch_size": 6, "epochs": 3, "backdrops": True}
+    settings: dict[str, Any] = {"batch_size": 6, "epochs": 3, "hook": pasting()}
     whole = list(Batches(cache, KEPT, seed=1, **settings))
     later = list(Batches(cache, KEPT, seed=1, start=3, **settings))
     ranks = [list(Batches(cache, KEPT, seed=1, rank=rank, processes=2, **settings)) for rank in range(2)]
-    places = [batch.backdrop.places.tolist() for batch in whole]
-    assert [batch.backdrop.places.tolist() for batch in later] == places[3:]
-    assert places != [batch.backdrop.places.tolist() for batch in Batches(cache, KEPT, seed=2, **settings)]
+    chosen = [batch.extra.backdrop.images.tolist() for batch in whole]
+    assert [batch.extra.backdrop.images.tolist() for batch in later] == chosen[3:]
+    assert chosen != [batch.extra.backdrop.images.tolist() for batch in Batches(cache, KEPT, seed=2, **settings)]
     for step, batch in enumerate(whole):
-        parts = [rank[step] for rank in ranks]
-        assert [*who(parts[0].backdrop.canvas), *who(parts[1].backdrop.canvas)] == who(batch.backdrop.canvas)
-        for one in parts:
-            assert torch.equal(one.places, batch.places)
-            assert torch.equal(one.backdrop.places, batch.backdrop.places)
-            assert torch.equal(one.backdrop.all_sizes, batch.backdrop.all_sizes)
+        parts, joined = [rank[step].extra for rank in ranks], batch.extra
+        assert [name for part in parts for name in who(part.backdrop.canvas)] == who(joined.backdrop.canvas)
+        for part in parts:
+            assert torch.equal(part.images, joined.images)
+            assert torch.equal(part.backdrop.images, joined.backdrop.images)
+            assert torch.equal(part.backdrop.all_sizes, joined.backdrop.all_sizes)
 
 
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_step_takes_boxes_of_the_joined_batch_and_maps_of_its_own_images(cache: DecodedCache, rank: int) -> None:
     settings = {"saliency.source": "detector", "focus.source": "saliency", "views.second_paste": 1.0, "batch_size": 6}
     module = small_module("moco-v2", steps_per_epoch=3, **settings)
-    module.boxes.copy_(random_boxes(len(module.boxes)))
-    module.maps.copy_(torch.arange(len(module.maps))[:, None, None])
-    for batch in Batches(cache, KEPT, batch_size=6, epochs=1, seed=0, rank=rank, processes=2, backdrops=True):
-        scene = module._scene(batch)
-        assert torch.equal(scene.boxes, module.boxes[batch.places])
+    hook = module.hook
+    hook.boxes.copy_(random_boxes(len(hook.boxes)))
+    hook.maps.copy_(torch.arange(len(hook.maps))[:, None, None])
+    for batch in Batches(cache, KEPT, batch_size=6, epochs=1, seed=0, rank=rank, processes=2, hook=hook):
+        scene = hook.scene(batch)
+        assert torch.equal(scene.boxes, hook.boxes[batch.extra.images])
         assert scene.beta == module.config.focus.beta
         assert KEPT[scene.maps[:, 0, 0].tolist()].tolist() == who(batch.canvas)
-        assert KEPT[scene.backdrop_maps[:, 0, 0].tolist()].tolist() == who(batch.backdrop.canvas)
+        assert KEPT[scene.backdrop_maps[:, 0, 0].tolist()].tolist() == who(batch.extra.backdrop.canvas)
         assert len(scene.maps) == 3
