@@ -49,7 +49,7 @@ def test_browse_filter_and_a_name_with_html(tab: Tab) -> None:
     page.go_back()
     expect(page.locator("#filter")).to_have_value("ONERROR")
     page.locator("#filter").fill("nothing is called so")
-    expect(page.locator("#all-none")).to_have_text("No path holds that text.")
+    expect(page.locator("#all-none")).to_have_text("No path contains that text.")
 
 
 def test_csv(tab: Tab, bird: bytes) -> None:

@@ -1,9 +1,9 @@
-// Asking the server. Whatever goes wrong becomes a Problem, which has words for people.
+// Sends requests to the server. Every failure becomes a Problem with a sentence to show.
 
 const TRIES = 4;
 const WORDS = {
   401: "A token is needed: open the address that the server printed when it started.",
-  404: "That is not there, or no longer.",
+  404: "That is not there, or it was removed.",
   408: "The upload took too long. Try again, or send a smaller photo.",
   413: "The photo is too large. Send a smaller one.",
   415: "That is not a picture that can be read. Send a JPEG, PNG, WebP, GIF, BMP or TIFF.",
@@ -13,7 +13,7 @@ const GONE = "The server does not answer. Is it still running? Start it again wi
 
 export class Problem extends Error {
   constructor(words, status) { super(words); this.status = status; }
-  /** Whether trying the same again may help. */
+  /** Says whether trying again may help. */
   get passing() { return this.status === 0 || this.status === 408 || this.status >= 500; }
 }
 
@@ -27,10 +27,10 @@ async function sentence(response) {
     const { detail } = await response.json();
     if (typeof detail === "string" && detail && response.status !== 401) return detail;
   } catch { /* not ours: a proxy's page */ }
-  return WORDS[response.status] ?? `The server refused (${response.status}).`;
+  return WORDS[response.status] ?? `The server refused the request (${response.status}).`;
 }
 
-/** JSON. A server that is busy is asked again a few times, after as long as it wants. */
+/** Returns the JSON of an answer. Asks a busy server again a few times, after the seconds it names. */
 export async function ask(path, { params = {}, body = null, signal = null, onwait = null } = {}) {
   const given = Object.entries(params).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const address = `api/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
@@ -60,7 +60,7 @@ export const large = (id) => `api/items/${id}/image`;
 const known = new Map();  // id -> promise of {view, mask, …}
 const KEPT = 2000;
 
-/** View and mask of an image of the index: asked for once. */
+/** Returns view and mask of an image of the index, which it loads once. */
 export function facts(id) {
   if (!known.has(id)) {
     if (known.size >= KEPT) known.delete(known.keys().next().value);

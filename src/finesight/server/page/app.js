@@ -1,4 +1,4 @@
-// Puts the parts together: which view is shown, which key does what.
+// Connects the modules: shows the view that the address names, and handles keys.
 
 import { Problem } from "./api.js";
 import * as browse from "./browse.js";
@@ -13,9 +13,9 @@ import * as search from "./search.js";
 import { FRESH, go, marks, overlay, place, readPlace } from "./state.js";
 import { clearProblem, dismiss, health, problem, watch } from "./status.js";
 
-let sampled = -1;  // items when the samples of the welcome were taken
+let sampled = -1;  // number of items when the samples of the welcome were loaded
 
-/** Show what the address says. */
+/** Shows the view that the address names. */
 function render() {
   const searching = place.view === "search" && place.q !== "";
   show($("#welcome"), place.view === "search" && !searching);
@@ -33,7 +33,7 @@ function render() {
   show($("#building-again"), false);
 }
 
-/** Taken anew when one comes back to it, not under one's eyes: `later` only adds what there was no place for yet. */
+/** Loads new samples each time the welcome is opened. While it is shown, `later` only fills it up. */
 function welcome(later = false) {
   if (!health || sampled === health.items || (later && sampled >= browse.SAMPLES)) return;
   sampled = health.items;
@@ -42,7 +42,7 @@ function welcome(later = false) {
 
 function move(changes) { go(changes); clearProblem(); render(); window.scrollTo({ top: 0 }); }
 
-/** A new query forgets the box, but not how to compare. */
+/** Starts a new query, without the box but with the same way to compare. */
 function moreLike(item) { move({ ...FRESH, q: item.id }); }
 
 function act({ action, item }) {

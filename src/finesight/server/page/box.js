@@ -1,4 +1,4 @@
-// A box on the query: drawn, moved and resized by mouse, finger or keys. Numbers are thousandths of the picture.
+// A box on the query, which people draw, move and resize by mouse, finger or keys. Units are thousandths of the picture.
 
 import { el } from "./dom.js";
 
@@ -14,7 +14,7 @@ export const parse = (text) => {
 };
 export const format = (box) => (box ? box.map((value) => value / WHOLE).join(",") : "");
 
-/** Inside the picture and not too small. */
+/** Returns the box moved into the picture and made large enough. */
 function fitted([x, y, w, h]) {
   const width = clamp(w, LEAST, WHOLE), height = clamp(h, LEAST, WHOLE);
   return [clamp(x, 0, WHOLE - width), clamp(y, 0, WHOLE - height), width, height].map(Math.round);
@@ -37,7 +37,7 @@ export class BoxTool {
     this.node.addEventListener("keydown", (event) => this.#key(event));
   }
 
-  /** Without telling anyone. */
+  /** Shows a box without calling anyone back. */
   put(box) {
     this.value = box && fitted(box);
     this.node.hidden = !box;
@@ -53,7 +53,7 @@ export class BoxTool {
 
   set(box) { this.put(box); this.change(this.value); }
 
-  /** A box in the middle to begin with. */
+  /** Begins with a box in the middle. */
   begin() {
     if (!this.value) this.set([250, 250, 500, 500]);
     this.node.focus();

@@ -1,4 +1,4 @@
-// All pictures, by path, and those whose path holds a text. More are fetched as the end comes near.
+// Lists all pictures by path, or those whose path contains a text. Loads more when the end comes near.
 
 import { ask } from "./api.js";
 import { $, later, pictures, say, show } from "./dom.js";
@@ -34,12 +34,12 @@ export class Pages {
       const page = await this.fetchPage(this.offset, PAGE);
       if (round !== this.round) return;
       this.total = page.total;
-      this.offset += PAGE;  // an item that vanished meanwhile is missing in its page
+      this.offset += PAGE;  // by the page size: an item that was removed meanwhile is missing in its page
       if (this.fresh) this.grid.show(page.items);
       else this.grid.add(page.items);
       this.fresh = false;
       this.watcher.unobserve(this.end);
-      this.watcher.observe(this.end);  // it may still be in sight, which is no change to an observer
+      this.watcher.observe(this.end);  // observe again: an element that stayed in sight would not fire
     } catch (error) {
       problem(error, () => this.more());
     } finally {
@@ -54,7 +54,7 @@ const pages = new Pages(all, $("#all-more"), async (offset, limit) => {
   const page = await ask("items", { params: { offset, limit, text: place.text }, onwait: waiting });
   const count = pictures(page.total);
   $("#browse-title").textContent = place.text ? `${count} with “${place.text}”` : `All ${count}`;
-  $("#all-none").textContent = place.text ? "No path holds that text." : "The index is still empty.";
+  $("#all-none").textContent = place.text ? "No path contains that text." : "The index is still empty.";
   show($("#all-none"), page.total === 0);
   if (offset === 0) say($("#browse-title").textContent);
   return page;
@@ -65,7 +65,7 @@ export function arrive() {
   return pages.start();
 }
 
-/** A few from all over the folder, so that not all are of the same kind. */
+/** Shows a few pictures from all over the folder, so that not all are of the same kind. */
 export async function sample(total) {
   show($("#samples-part"), total > 0);
   show($("#empty-words"), total === 0);

@@ -1,4 +1,4 @@
-// The tray of pinned and selected pictures, and the pinned ones side by side.
+// Shows the tray of pinned and selected pictures, and compares the pinned ones side by side.
 
 import { $, el, icon, say, show } from "./dom.js";
 import { frame, image, paintAttention } from "./picture.js";
@@ -51,7 +51,7 @@ export function compare() {
   $("#compare").showModal();
 }
 
-/** Pin or unpin, in words too. */
+/** Pins or unpins a picture, and says so to screen readers. */
 export function togglePin(item) {
   if (!marks.pin(item)) say(`No more than ${MOST_PINS} can be pinned: unpin one first.`);
   else say(marks.pinned(item.id) ? `Pinned ${item.name}, ${marks.pins.length} of ${MOST_PINS}.` : `Unpinned ${item.name}.`);

@@ -1,8 +1,8 @@
-// A selection as a file that spreadsheets open.
+// Writes selected pictures to a CSV file that spreadsheets open.
 
 import { el } from "./dom.js";
 
-/** Quoted where needed. A text that a spreadsheet would run as a formula gets an apostrophe before it. */
+/** Quotes a text where needed, and puts an apostrophe before what a spreadsheet would run as a formula. */
 export function cell(value) {
   if (typeof value === "number") return String(value);
   const text = /^[=+\-@\t\r\n]/.test(value) ? `'${value}` : value;

@@ -1,9 +1,9 @@
-// Making elements. Names of files are strangers' words: text goes in as text, never as markup.
+// Makes elements. Text is always inserted as text and never as markup, because file names can hold anything.
 
 export const $ = (selector, root = document) => root.querySelector(selector);
 export const $$ = (selector, root = document) => [...root.querySelectorAll(selector)];
 
-/** el("button", {class: "small", text: "Go", onclick: …}, child, …); other names are attributes. */
+/** Makes an element: el("button", {class: "small", text: "Go", onclick: …}, child, …); other names are attributes. */
 export function el(tag, options = {}, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(options)) {
@@ -27,10 +27,10 @@ export function icon(name) {
 
 export const show = (node, wanted = true) => { node.hidden = !wanted; };
 
-/** For those who cannot see it. */
+/** Says words to screen readers. */
 export function say(words) {
   const live = $("#live");
-  live.textContent = live.textContent === words ? `${words} ` : words;  // the same words twice are said twice
+  live.textContent = live.textContent === words ? `${words} ` : words;  // a change, so that screen readers say the same words again
 }
 
 export function later(milliseconds, work) {
@@ -42,8 +42,8 @@ export const number = (count) => count.toLocaleString("en");
 export const pictures = (count) => (count === 1 ? "1 picture" : `${number(count)} pictures`);
 export const inDialog = () => $("dialog[open]") !== null;
 
-/** What is kept for the next visit; a browser may forbid it. */
+/** Keeps settings for the next visit, unless the browser forbids it. */
 export const kept = {
   get(name) { try { return localStorage.getItem(`finesight-${name}`); } catch { return null; } },
-  set(name, value) { try { localStorage.setItem(`finesight-${name}`, value); } catch { /* for this visit then */ } },
+  set(name, value) { try { localStorage.setItem(`finesight-${name}`, value); } catch { /* then it lasts for this visit only */ } },
 };

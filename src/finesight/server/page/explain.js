@@ -1,4 +1,4 @@
-// Why two pictures are alike: which places of both, and which of the learned parts, made the score.
+// Shows why two pictures are alike: which places of both, and which learned parts, made the score.
 
 import { ask } from "./api.js";
 import { $, el, say, show } from "./dom.js";
@@ -7,7 +7,7 @@ import { frame } from "./picture.js";
 import { place } from "./state.js";
 
 const dialog = $("#explain");
-const LEAST = 0.005;  // shares below that are counted together
+const LEAST = 0.005;  // smaller shares are added up in one line
 let running = null;
 
 const percent = (share) => `${Math.round(100 * share)} %`;
@@ -55,11 +55,11 @@ function list(answer, draw) {
 function words(answer) {
   show($("#parts"));
   const score = `The score is ${answer.score.toFixed(2)}.`, [first] = answer.projections;
-  $("#explain-words").textContent = `${score} Bright places made most of it: they are what the two have in common.`;
+  $("#explain-words").textContent = `${score} The bright places made most of it: there the two pictures are alike.`;
   $("#parts-hint").textContent = first
-    ? "The network has learned to look for certain parts. Pick one to see where it is in both pictures. "
-      + "The bar is how much of the score it made."
-    : "This network has learned no separate parts; the places are exact all the same.";
+    ? "The network has learned to look for certain parts. Choose one to see where it is in both pictures. "
+      + "The bar shows its share of the score."
+    : "This network has learned no separate parts, but the bright places are exact.";
   say(first ? `${score} Part 1 made ${percent(first.share / (answer.score || 1))} of it.` : score);
 }
 

@@ -1,4 +1,4 @@
-// Pictures in rows. One of them is the current one: arrows move it, letters act on it.
+// A grid of pictures. One of them is current: arrow keys choose it, and letter keys act on it.
 
 import { el, icon } from "./dom.js";
 import { heat, image, paintAttention } from "./picture.js";
@@ -7,7 +7,7 @@ import { marks, overlay } from "./state.js";
 const items = new WeakMap();  // card -> item
 const grids = new Set();
 
-/** The item of the card that has the focus, or null. */
+/** Returns the item of the card that has the focus, or null. */
 export const itemAt = (node) => items.get(node?.closest?.(".card")) ?? null;
 
 function act(card, action) {
@@ -82,7 +82,7 @@ export class Grid {
     }
   }
 
-  /** Masks are asked for only where they are looked at. */
+  /** Loads masks only of the cards that are in sight. */
   paintSeen() { if (overlay.on) this.cards.filter((card) => card.dataset.near).forEach((card) => this.#paint(card)); }
 
   #appear({ target, isIntersecting }) {

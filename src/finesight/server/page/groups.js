@@ -1,4 +1,4 @@
-// Groups of pictures that look alike, and one of them in full.
+// Shows groups of pictures that look alike, or all pictures of one group.
 
 import { ask } from "./api.js";
 import { Pages } from "./browse.js";
@@ -30,7 +30,7 @@ async function list() {
   const mine = round += 1;
   $("#groups-title").textContent = "Groups";
   show($("#groups-none"));
-  $("#groups-none").textContent = "Putting alike pictures together…";
+  $("#groups-none").textContent = "Grouping the pictures…";
   try {
     const found = await ask("clusters", { params: options(), onwait: waiting });
     if (mine !== round) return;
@@ -50,7 +50,7 @@ async function list() {
   }
 }
 
-/** The address has changed. */
+/** Shows what the changed address names. */
 export function arrive() {
   const one = place.group !== "";
   $("#groups-method").value = place.method;

@@ -1,14 +1,14 @@
-// Maps of the network, drawn over pictures. A map covers the part of the picture that the network saw, its view.
+// Draws maps of the network over pictures. A map covers the view: the part of the picture that the network saw.
 
 const SIDE = 96;  // pixels of a map once it is smooth
 const LONGEST = 240;  // of the canvas, which is stretched over the picture: there may be hundreds
 
-// value -> red, green, blue, opacity: what counts is bright and lets the picture through, the rest goes dark
+// value -> red, green, blue, opacity: important places are bright and show the picture, the others are dark
 const SCALE = [
   [0.0, 12, 16, 42, 0.74], [0.3, 74, 24, 96, 0.6], [0.55, 186, 54, 72, 0.46], [0.78, 242, 132, 44, 0.38],
   [1.0, 255, 214, 92, 0.36],
 ];
-const AGAINST = [38, 120, 255];  // parts that speak against the two being alike
+const AGAINST = [38, 120, 255];  // for places that lower the score
 
 function color(value, into, at) {
   if (value < 0) {
@@ -23,7 +23,7 @@ function color(value, into, at) {
   into[at + 3] = 255 * (a[4] + share * (b[4] - a[4]));
 }
 
-/** Bilinear between the centers of the cells; the border is as its nearest cell. */
+/** Interpolates between the centers of the cells; the border has the value of its nearest cell. */
 export function sample(map, x, y) {
   const rows = map.length, columns = map[0].length;
   const clamp = (value, most) => Math.min(most, Math.max(0, value));
@@ -51,7 +51,7 @@ function smooth(map, most) {
 
 export const largest = (...maps) => Math.max(1e-9, ...maps.flat(2).map(Math.abs));
 
-/** Draw `map` (rows of numbers up to `most`) on a canvas that has the shape of the picture. */
+/** Draws `map` (rows of numbers up to `most`) on a canvas that has the shape of the picture. */
 export function paint(canvas, { width, height }, view, map, most = 1) {
   const scale = LONGEST / Math.max(width, height, 1);
   canvas.width = Math.max(1, Math.round(width * scale));
@@ -61,7 +61,7 @@ export function paint(canvas, { width, height }, view, map, most = 1) {
   const [w, h] = [canvas.width, canvas.height];
   const area = [view.x * w, view.y * h, view.width * w, view.height * h].map(Math.round);
   const [, red, green, blue, veil] = SCALE[0];
-  context.fillStyle = `rgb(${red} ${green} ${blue} / ${veil})`;  // what the network does not see counts for nothing
+  context.fillStyle = `rgb(${red} ${green} ${blue} / ${veil})`;  // the network does not see what lies outside the view
   context.fillRect(0, 0, w, h);
   context.clearRect(...area);
   context.imageSmoothingQuality = "high";

@@ -1,11 +1,11 @@
-// Photos that are dropped, pasted or chosen.
+// Takes photos that people drop, paste or choose.
 
 import { $, $$, show } from "./dom.js";
 
 /** `take(file)` gets one photo; `refuse(words)` says why there is none. */
 export function begin(take, refuse) {
   const one = (files) => {
-    if (files.length > 1) refuse("One photo at a time, please.");
+    if (files.length > 1) refuse("Please give one photo at a time.");
     else if (files.length === 1) take(files[0]);
   };
   const chooser = $("#file");
@@ -23,7 +23,7 @@ export function begin(take, refuse) {
   document.addEventListener("dragover", (event) => event.preventDefault());
   document.addEventListener("dragleave", () => { inside -= 1; if (inside <= 0) hide(); });
   document.addEventListener("drop", (event) => {
-    event.preventDefault();  // or the browser would leave this page for the photo
+    event.preventDefault();  // otherwise the browser would open the photo in place of this page
     hide();
     if (event.dataTransfer.files.length) one(event.dataTransfer.files);
     else refuse("Only a file can be dropped. Save the picture first, or copy and paste it.");

@@ -1,4 +1,4 @@
-// A picture in its own shape, with room for a map over it.
+// Makes the element of a picture, in the picture's own shape, with a canvas for a map over it.
 
 import { facts, large, thumb } from "./api.js";
 import { el } from "./dom.js";
@@ -6,7 +6,7 @@ import { paint } from "./heat.js";
 
 export const heat = () => el("canvas", { class: "heat", "aria-hidden": "true", width: 1, height: 1 });
 
-/** The image of an item; one that is gone is told so instead of a torn icon. */
+/** Makes the image of an item; one whose file is missing is marked, in place of the browser's broken icon. */
 export function image(id, { alt = "", full = false, lazy = false } = {}) {
   const node = el("img", { alt, draggable: "false", decoding: "async", loading: lazy ? "lazy" : undefined });
   node.addEventListener("error", () => node.classList.add("gone"));
@@ -15,7 +15,7 @@ export function image(id, { alt = "", full = false, lazy = false } = {}) {
   return node;
 }
 
-/** The whole picture, its place kept before it is loaded. */
+/** Makes the frame of a whole picture, whose size is known before the picture is loaded. */
 export function frame(item) {
   const canvas = heat();
   const node = el("div", { class: "frame" }, image(item.id, { alt: item.name, full: true }), canvas);
@@ -23,7 +23,7 @@ export function frame(item) {
   return { node, canvas };
 }
 
-/** Attention over an item, whichever way it became known. */
+/** Draws attention over an item, whether the page knows its mask already or not. */
 export async function paintAttention(canvas, item) {
   const known = item.mask ? item : await facts(item.id);
   paint(canvas, known, known.view, known.mask);

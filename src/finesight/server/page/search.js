@@ -1,4 +1,4 @@
-// The search itself: what is asked, the query on the left, the hits on the right.
+// Runs a search, and shows the query on the left and the hits on the right.
 
 import { ask } from "./api.js";
 import { BoxTool, format, parse } from "./box.js";
@@ -11,12 +11,12 @@ import { clearProblem, problem, waiting } from "./status.js";
 
 const SPACES = {
   average: ["Whole picture", "Every part counts the same"],
-  energy: ["Strongest parts", "Where the network answers most"],
+  energy: ["Strongest parts", "Where the network responds most"],
   rationale: ["Key parts", "What the network has learned to look at"],
 };
 export const hits = new Grid($("#hits"), { why: true });
-export let query = null;  // of the last answer, as an item that can be pinned
-let shown = "";  // the question of that answer
+export let query = null;  // the query of the last answer, as an item that can be pinned
+let shown = "";  // the parameters of that answer
 
 let running = null, tool = null, canvas = null, spaces = [];
 
@@ -32,7 +32,7 @@ function bodyOf(file) {
   return body;
 }
 
-/** By a photo that was given, or by what the address says. */
+/** Searches by a given photo, or by the picture that the address names. */
 export async function search({ file = null } = {}) {
   running?.abort();
   const mine = running = new AbortController();
@@ -93,7 +93,7 @@ function present(answer) {
 
 function title() {
   const count = hits.items.length, part = place.box ? "a part of " : "";
-  $("#found-title").textContent = count ? `${pictures(count)} most like ${part}this one` : "Nothing is alike enough";
+  $("#found-title").textContent = count ? `${pictures(count)} most like ${part}this one` : "No picture is alike enough";
 }
 
 function showQuery(fresh) {
@@ -137,7 +137,7 @@ function markQuery() {
   $("#query-pin").textContent = there ? "Pinned" : "Pin";
 }
 
-/** The choice "compare by", from what the index holds. */
+/** Fills the choice "compare by" with the spaces of the index. */
 export function offer(found) {
   if (found.join() === spaces.join()) return;
   spaces = found;
@@ -166,7 +166,7 @@ function words() {
   $("#diversity-out").textContent = diversity > 0 ? diversity.toFixed(1) : "none";
 }
 
-/** The address has changed. */
+/** Shows what the changed address names. */
 export function arrive() {
   controls();
   if (query !== null) show($("#found"));

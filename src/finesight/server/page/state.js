@@ -1,4 +1,4 @@
-// What the address says, what is pinned and selected, and how strongly attention is shown.
+// Holds the state: what the address says, what is pinned and selected, and how strongly attention is shown.
 
 import { kept } from "./dom.js";
 
@@ -7,7 +7,7 @@ const START = {
   view: "search", q: "", by: "", box: "", k: 24, min: 0, diversity: 0, text: "", method: "kmeans", count: "", group: "",
 };
 
-/** Where we are: the address bar, taken apart. */
+/** The settings in the address bar. */
 export const place = { ...START };
 
 export function readPlace() {
@@ -24,7 +24,7 @@ export function addressOf(changes) {
   return pairs.length ? `?${new URLSearchParams(pairs)}` : "./";
 }
 
-/** Change it, with a step in the history unless `replace`. */
+/** Changes the address, with a step in the history unless `replace`. */
 export function go(changes, { replace = false } = {}) {
   const address = addressOf(changes);
   Object.assign(place, changes);
@@ -32,7 +32,7 @@ export function go(changes, { replace = false } = {}) {
   else if (address !== (location.search || "./")) history.pushState(null, "", address);
 }
 
-/** Settings that belong to one search and not to the next. */
+/** Settings that a new search does not keep. */
 export const FRESH = { view: "search", box: "", group: "", text: "" };
 
 class Marks extends EventTarget {
@@ -41,7 +41,7 @@ class Marks extends EventTarget {
 
   pinned(id) { return this.pins.some((item) => item.id === id); }
 
-  /** False when there is no room for another. */
+  /** Returns false when there is no room for another. */
   pin(item) {
     if (this.pinned(item.id)) this.pins = this.pins.filter((other) => other.id !== item.id);
     else if (this.pins.length < MOST_PINS) this.pins = [...this.pins, item];

@@ -1,4 +1,4 @@
-// How the server is: what went wrong, and how far the index is built.
+// Shows the state of the server: what went wrong, and how far the index is built.
 
 import { ask } from "./api.js";
 import { $, number, pictures, say, show } from "./dom.js";
@@ -6,12 +6,12 @@ import { $, number, pictures, say, show } from "./dom.js";
 const PHASES = { listing: "Looking for pictures…", finishing: "Making the search fast…" };
 const BUILDING = 1000, ALONE = 20_000, GONE = 3000;  // milliseconds between two questions
 
-const READY = 10_000;  // that long it is said that the index is ready, unless there is something to click
+const READY = 10_000;  // milliseconds that the page says the index is ready, unless there is a button to click
 
 let again = null, gone = false, told = null, ready = false;
 export let health = null;
 
-/** An error in words; `retry` is offered where trying again may help. */
+/** Shows an error as a sentence, with a button that calls `retry` where trying again may help. */
 export function problem(error, retry = null) {
   if (error?.status === undefined) console.error(error);
   again = error.passing ? retry : null;
@@ -22,7 +22,7 @@ export function problem(error, retry = null) {
   $("#alert").classList.remove("mild");
 }
 
-/** The server is asked again after so long; 0 when it has answered. */
+/** Says in how many seconds a busy server is asked again; 0 when it has answered. */
 export function waiting(seconds) {
   if (!seconds) { clearProblem(); return; }
   $("#alert-words").textContent = `The server is busy. Asking again in ${Math.ceil(seconds)} s…`;
@@ -33,7 +33,7 @@ export function waiting(seconds) {
 
 export function clearProblem() { again = null; show($("#alert"), false); }
 
-/** Poll for ever. `changed(health, before)` hears of every answer. */
+/** Polls for ever, and calls `changed(health, before)` after every answer. */
 export function watch(changed) {
   let timer = 0;
   const look = async () => {
@@ -56,7 +56,7 @@ export function watch(changed) {
   return look();
 }
 
-/** What was said of a finished index. */
+/** Hides the message about a finished index. */
 export function dismiss() {
   ready = false;
   if (health?.status !== "building" && !health?.problem) show($("#building"), false);
