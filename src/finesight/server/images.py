@@ -28,7 +28,7 @@ HEADER_READS = 2_000  # of a file until its size is known; files of cameras need
 _TINT = np.array([255.0, 70.0, 0.0], np.float32)
 
 
-class _LimitedReads(io.BufferedIOBase):
+class _LimitedReads:
     """A file that may be read a limited number of times.
 
     Pillow takes headers apart piece by piece: a file of a million tiny pieces would keep a thread busy for a minute, or
@@ -37,19 +37,13 @@ class _LimitedReads(io.BufferedIOBase):
 
     def __init__(self, stream: IO[bytes], reads: int) -> None:
         self._stream, self._left = stream, reads
-        self.seek, self.tell = stream.seek, stream.tell  # type: ignore[method-assign]
+        self.seek, self.tell = stream.seek, stream.tell
 
-    def read(self, size: int | None = -1, /) -> bytes:
+    def read(self, size: int = -1) -> bytes:
         self._left -= 1
         if self._left < 0:
             raise SkipImage("it is made of too many pieces")
-        return self._stream.read(-1 if size is None else size)
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
+        return self._stream.read(size)
 
 
 def _limited(stream: IO[bytes], reads: int) -> IO[bytes]:
