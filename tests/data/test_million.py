@@ -14,8 +14,7 @@ LINES = 1_000_000
 # Seconds of a bare walk (or of a csv reader over the lines) and of open_source, the growth of the peak in MB.
 MEASURE = """
 import csv, json, os, resource, sys, time
-from finesight.data.layouts.layout import LAYOUTS, DirectoryTree, open_dataset, ordered_layouts, recognize_layout
-from finesight.data.named_path import absolute_named_path, short_named_path, split_named_path
+from finesight.data.layouts.layout import recognize_layout
 from finesight.data.sources import open_source
 from pathlib import Path
 

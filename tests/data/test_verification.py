@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from finesight.data.layouts.layout import official_counts, ordered_layouts
-from finesight.data.sources import ImageSource, open_source
+from finesight.data.sources import ImageSource
 from finesight.data.verification import describe_differences, missing_files
 
 
@@ -29,17 +29,6 @@ def whole_source(kind: str) -> ImageSource:
     official = official_counts(kind)
     assert official is not None
     return source(official.train, official.test, official.classes, kind)
-
-
-def test_the_real_birds(cub_root: Path) -> None:
-    birds = open_source(cub_root)
-    assert describe_differences(birds) is None
-    words = describe_differences(birds.first_classes(197))
-    assert words is not None
-    assert words.startswith("not the official cub: 90 of 5,994 train images missing; 90 of 5,794 test images missing")
-    assert words.endswith(
-        "3 of 200 classes missing (no image of 198.Rock_Wren, 199.Winter_Wren, 200.Common_Yellowthroat)"
-    )
 
 
 def test_other_kinds_have_no_official_size() -> None:
@@ -106,16 +95,6 @@ def test_a_class_may_lack_one_split() -> None:
         "not the official inat2019: 15 of 3,030 test images missing; fewer than 3 test images in 5 classes "
         "(c0 0, c1 0, c2 0 and 2 more)"
     )
-
-
-def test_the_smallest_classes_of_the_real_birds(cub_root: Path) -> None:
-    birds = open_source(cub_root)
-    official = official_counts("cub")
-    assert official is not None
-    for split, minimum in (("train", official.smallest_train), ("test", official.smallest_test)):
-        labels = birds.split(split).labels
-        assert labels is not None
-        assert np.bincount(labels, minlength=200).min() == minimum
 
 
 def test_absent_files(tmp_path: Path, picture) -> None:

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import csv
 import os
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -20,6 +19,7 @@ from finesight.data.geometry import cache_side as cache_side
 from finesight.data.sources import ImageSource
 from finesight.data.store import SHARD_IMAGES, Entries, add_images, image_key, read_entries
 from finesight.data.store import default_cache_dir as default_cache_dir  # there: it needs no torch
+from finesight.data.store import write_skipped as write_skipped
 from finesight.errors import FineSightError, SkipImage
 
 
@@ -123,15 +123,6 @@ def open_cache(
         tried = zip(missing, jobs, strict=True)
         problems |= {i: unreachable[key] for i, (key, *_) in tried if key in unreachable}
     return _assemble(source, side, entries, keys, problems)
-
-
-def write_skipped(skipped: Iterable[tuple[str, str]], path: Path) -> None:
-    """``skipped.csv``; names that are not UTF-8 keep their bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("path", "reason"))
-        writer.writerows(skipped)
 
 
 def _keys(source: ImageSource, side: int) -> tuple[NDArray[np.bytes_], dict[int, str]]:

@@ -14,10 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from finesight.data.cache import cache_side, write_skipped
 from finesight.data.decode import UnreachableFile, explain_os_errors, os_reason, read_image_and_size
+from finesight.data.geometry import cache_side
 from finesight.data.image_hash import content_hash, group_duplicates, perceptual_hash
 from finesight.data.sources import ImageSource
+from finesight.data.store import write_skipped
 from finesight.errors import SkipImage
 from finesight.io.parallel import bounded_map
 from finesight.io.progress import track
@@ -122,10 +123,9 @@ class CheckReport:
 
     def to_json(self) -> dict[str, Any]:
         """Return what ``--json`` prints."""
-        facts = asdict(self)
+        facts = {"unlabelled" if key == "unlabeled" else key: value for key, value in asdict(self).items()}
         for shown, group in zip(facts["duplicates"], self.duplicates, strict=True):
             shown |= {"leaks": group.leaks, "conflicts": group.conflicts}
-        facts["unlabelled"] = facts.pop("unlabeled")  # the name that scripts know
         return facts | {"leaked": self.leaked, "clean": self.clean}
 
 

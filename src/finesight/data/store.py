@@ -7,6 +7,7 @@ the others wait and then find what they wanted.
 
 from __future__ import annotations
 
+import csv
 import hashlib
 import os
 import shutil
@@ -14,7 +15,7 @@ import stat
 import uuid
 import warnings
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,6 +56,15 @@ def default_cache_dir() -> Path:
     if own := os.environ.get("FINESIGHT_CACHE"):
         return Path(own).expanduser()
     return Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache").expanduser() / "finesight"
+
+
+def write_skipped(skipped: Iterable[tuple[str, str]], path: Path) -> None:
+    """Write paths and reasons as ``skipped.csv``. Names that are not UTF-8 keep their bytes."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(("path", "reason"))
+        writer.writerows(skipped)
 
 
 @dataclass(frozen=True)

@@ -84,7 +84,7 @@ def _names(file: Path) -> tuple[list[int], list[str]]:
 
 def _table(file: Path, columns: int) -> NDArray[np.float64]:
     try:
-        table = np.loadtxt(file, np.float64, ndmin=2)
+        table = np.loadtxt([line for _, line in numbered_lines(file)], np.float64, ndmin=2)
     except ValueError as error:
         raise damaged(file, error) from error
     if table.shape[1] != columns:
