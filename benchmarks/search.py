@@ -37,7 +37,7 @@ os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 import httpx
 import numpy as np
 
-from finesight.search.base import IndexMeta, Item, NewItems
+from finesight.search.base import IndexItem, IndexMeta, NewItems
 from finesight.search.engines import create_index
 from finesight.search.image_files import path_id
 
@@ -61,9 +61,9 @@ def gallery(rows: int, seed: int = 0) -> Iterator[np.ndarray]:
         yield vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
 
 
-def item(number: int) -> Item:
+def item(number: int) -> IndexItem:
     path = f"images/{number:07d}.jpg"
-    return Item(path_id(path), path, 100_000, 10**18 + number, 500, 375, np.full((7, 7), 0.5, np.float32))
+    return IndexItem(path_id(path), path, 100_000, 10**18 + number, 500, 375, np.full((7, 7), 0.5, np.float32))
 
 
 def encoder(folder: Path) -> Path:

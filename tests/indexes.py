@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.rationale.config import RationaleConfig
-from finesight.search.base import Index, IndexMeta, Item, NewItems
+from finesight.search.base import Index, IndexItem, IndexMeta, NewItems
 from finesight.search.faiss_index import FaissIndex
 from finesight.search.structures import FaissLimits
 
@@ -57,9 +57,9 @@ def units(rows: int, dimension: int = DIMENSION, seed: int = 0, clusters: int = 
     return (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
 
 
-def item(number: int, path: str | None = None) -> Item:
+def item(number: int, path: str | None = None) -> IndexItem:
     mask = np.full((3, 4), number % 7 / 7, np.float32)
-    return Item(number, path or f"images/{number:05d}.jpg", 100 + number, 10**18 + number, 640, 480, mask)
+    return IndexItem(number, path or f"images/{number:05d}.jpg", 100 + number, 10**18 + number, 640, 480, mask)
 
 
 def batch(numbers: list[int], vectors: Array, other: Array | None = None) -> NewItems:
@@ -99,12 +99,11 @@ def contents(index: Index) -> dict[str, tuple[object, ...]]:
 
 
 def update_slowly(where: str, run: str, folder: str) -> None:
-    """For a process that is to be killed: three images at a time are committed."""
+    """Update an index in a process that is to be killed, committing three images at a time."""
     from finesight.features.embedder import TorchEmbedder
     from finesight.search import build
 
-    build.BATCH = 3
     engine = TorchEmbedder.load(run)
     index = build.open_or_create(where, engine, run, folder)
-    build.update_index(index, engine, folder, workers=2)
+    build.update_index(index, engine, folder, workers=2, commit_images=3)
     index.close()

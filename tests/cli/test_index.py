@@ -12,12 +12,13 @@ from typing import Any
 
 import pytest
 import typer
+from PIL import Image
 from typer.testing import CliRunner
 
 from finesight.cli.index import index
 from finesight.cli.search import search
 from finesight.errors import FineSightError, Interrupted
-from finesight.search import build
+from finesight.search.build import open_or_create
 from indexes import small_encoder
 
 app = typer.Typer()
@@ -92,7 +93,7 @@ def test_what_goes_wrong_is_said(run: Path, folder: Path, tmp_path: Path) -> Non
 def test_an_empty_index(run: Path, tmp_path: Path) -> None:
     from finesight.features.embedder import TorchEmbedder
 
-    build.open_or_create(run / "index", TorchEmbedder.load(run), run, tmp_path).close()
+    open_or_create(run / "index", TorchEmbedder.load(run), run, tmp_path).close()
     assert "is empty" in failed("search", run, tmp_path / "a.jpg")
 
 
@@ -100,15 +101,15 @@ def test_an_empty_index(run: Path, tmp_path: Path) -> None:
 def test_stopped_by_a_signal(run: Path, folder: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals) -> None:
     """What is done stays, the message says so, and the same command goes on."""
     assert threading.current_thread() is threading.main_thread()
-    real, seen = build.picture_view, []
+    real, opened = Image.open, []
 
-    def view(stream: Any, resolution: int) -> Any:
-        seen.append(1)
-        if len(seen) == 6:
+    def open_image(*args: Any, **options: Any) -> Image.Image:
+        opened.append(args)
+        if len(opened) == 6:
             os.kill(os.getpid(), number)
-        return real(stream, resolution)
+        return real(*args, **options)
 
-    monkeypatch.setattr(build, "picture_view", view)
+    monkeypatch.setattr(Image, "open", open_image)
     before = signal.getsignal(number)
     with pytest.raises(Interrupted, match="the same command continues") as caught:
         CliRunner().invoke(app, ["index", str(run), str(folder), "--workers", "1"], catch_exceptions=False)

@@ -17,12 +17,11 @@ from PIL import Image
 from finesight.errors import FineSightError
 from finesight.features.embedder import TorchEmbedder
 from finesight.features.types import Box, Embedding, View
-from finesight.search import build
-from finesight.search import image_files as files
-from finesight.search.build import open_or_create, read_view, update_index
+from finesight.search.base import IndexItem, NewItems
+from finesight.search.build import IndexUpdate, open_or_create, read_view, update_index
 from finesight.search.engines import index_exists, open_index
 from finesight.search.faiss_index import FaissIndex
-from finesight.search.image_files import ids_of, item_file, path_id
+from finesight.search.image_files import OUTSIDE, assign_ids, item_file, path_id
 from indexes import contents, small_encoder, update_slowly
 from processes import start_server
 
@@ -43,7 +42,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def engine(run: Path) -> Counting:
+def embedder(run: Path) -> Counting:
     return Counting.load(run)
 
 
@@ -54,22 +53,22 @@ def folder(unlabeled: Path, tmp_path: Path) -> Path:
 
 
 @pytest.fixture
-def index(engine: Counting, run: Path, folder: Path, tmp_path: Path) -> FaissIndex:
-    made = open_or_create(tmp_path / "index", engine, run, folder)
+def index(embedder: Counting, run: Path, folder: Path, tmp_path: Path) -> FaissIndex:
+    made = open_or_create(tmp_path / "index", embedder, run, folder)
     assert isinstance(made, FaissIndex)
     return made
 
 
-def counts(report: build.Report) -> tuple[int, int, int, int, int]:
+def counts(report: IndexUpdate) -> tuple[int, int, int, int, int]:
     return report.added, report.changed, report.removed, report.kept, len(report.skipped)
 
 
-def test_only_what_changed_is_embedded(index: FaissIndex, engine: Counting, folder: Path, tmp_path: Path) -> None:
+def test_only_what_changed_is_embedded(index: FaissIndex, embedder: Counting, folder: Path, tmp_path: Path) -> None:
     told: list[tuple[str, int, int]] = []
     skipped = tmp_path / "skipped.csv"
-    report = update_index(index, engine, folder, callback=lambda *progress: told.append(progress), skipped_file=skipped)
+    report = update_index(index, embedder, folder, callback=lambda *one: told.append(one), skipped_file=skipped)
     assert counts(report) == (24, 0, 0, 0, 2)
-    assert engine.seen == 24
+    assert embedder.seen == 24
     assert dict(report.skipped).keys() == {"broken.png", "notes.txt"}
     assert skipped.read_text().splitlines()[1].startswith("broken.png,")
     assert told[0][0] == "listing"
@@ -80,22 +79,22 @@ def test_only_what_changed_is_embedded(index: FaissIndex, engine: Counting, fold
         status = (folder / path).stat()
         assert (size, mtime_ns, width) == (status.st_size, status.st_mtime_ns, 40)
         assert number == path_id(path) < 2**52
-        (embedding,) = engine.encode([read_view(folder / path, 32)[0]])
+        (embedding,) = embedder.encode([read_view(folder / path, 32)[0]])
         assert (own, average) == (
             embedding.features["rationale-gem"].tobytes(),
             embedding.features["average"].tobytes(),
         )
 
-    engine.seen = 0
-    assert counts(update_index(index, engine, folder)) == (0, 0, 0, 24, 2)
-    assert engine.seen == 0
+    embedder.seen = 0
+    assert counts(update_index(index, embedder, folder)) == (0, 0, 0, 24, 2)
+    assert embedder.seen == 0
     (folder / "image-03.png").unlink()
     shutil.copy(folder / "image-05.png", folder / "image-04.png")
     (folder / "deep/er").mkdir(parents=True)
     shutil.copy(folder / "image-06.png", folder / "deep/er/new ü.png")
-    report = update_index(index, engine, folder)
+    report = update_index(index, embedder, folder)
     assert counts(report) == (1, 1, 1, 22, 2)
-    assert engine.seen == 2
+    assert embedder.seen == 2
     second = contents(index)
     assert set(first) - set(second) == {"image-03.png"}
     assert set(second) - set(first) == {"deep/er/new ü.png"}
@@ -104,23 +103,23 @@ def test_only_what_changed_is_embedded(index: FaissIndex, engine: Counting, fold
     assert second["image-04.png"][0] == first["image-04.png"][0]  # it keeps its id
 
 
-def test_an_image_that_breaks_is_dropped_and_comes_back(index: FaissIndex, engine: Counting, folder: Path) -> None:
-    update_index(index, engine, folder)
+def test_an_image_that_breaks_is_dropped_and_comes_back(index: FaissIndex, embedder: Counting, folder: Path) -> None:
+    update_index(index, embedder, folder)
     good = (folder / "image-00.png").read_bytes()
     (folder / "image-00.png").write_bytes(good[:60])
-    report = update_index(index, engine, folder)
+    report = update_index(index, embedder, folder)
     assert counts(report) == (0, 0, 1, 23, 3)
     assert "image-00.png" not in contents(index)
     (folder / "image-00.png").write_bytes(good)
-    assert counts(update_index(index, engine, folder)) == (1, 0, 0, 23, 2)
+    assert counts(update_index(index, embedder, folder)) == (1, 0, 0, 23, 2)
 
 
 def test_a_folder_that_cannot_be_read_has_not_vanished(
-    index: FaissIndex, engine: Counting, folder: Path, monkeypatch: pytest.MonkeyPatch
+    index: FaissIndex, embedder: Counting, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (folder / "closed").mkdir()
     shutil.copy(folder / "image-00.png", folder / "closed/a.png")
-    update_index(index, engine, folder)
+    update_index(index, embedder, folder)
     real = os.scandir
 
     def scandir(path: object) -> object:
@@ -129,31 +128,31 @@ def test_a_folder_that_cannot_be_read_has_not_vanished(
         return real(path)  # type: ignore[call-overload]
 
     monkeypatch.setattr(os, "scandir", scandir)
-    report = update_index(index, engine, folder)
+    report = update_index(index, embedder, folder)
     assert counts(report)[:4] == (0, 0, 0, 25)
     assert "closed/a.png" in contents(index)
 
 
-def test_an_empty_folder_does_not_empty_the_index(index: FaissIndex, engine: Counting, folder: Path) -> None:
+def test_an_empty_folder_does_not_empty_the_index(index: FaissIndex, embedder: Counting, folder: Path) -> None:
     """More likely a disk that is not there than a wish."""
-    update_index(index, engine, folder)
+    update_index(index, embedder, folder)
     for file in folder.iterdir():
         file.unlink()
     with pytest.raises(FineSightError, match="empty"):
-        update_index(index, engine, folder)
+        update_index(index, embedder, folder)
     assert len(index) == 24
 
 
-def test_links_that_leave_the_folder(index: FaissIndex, engine: Counting, folder: Path, tmp_path: Path) -> None:
+def test_links_that_leave_the_folder(index: FaissIndex, embedder: Counting, folder: Path, tmp_path: Path) -> None:
     (tmp_path / "secret").mkdir()
     Image.new("RGB", (40, 40), "red").save(tmp_path / "secret/private.png")
     (folder / "out.png").symlink_to(tmp_path / "secret/private.png")
     (folder / "out").symlink_to(tmp_path / "secret")
     (folder / "in.png").symlink_to(folder / "image-00.png")
     (folder / "loop").symlink_to(folder)
-    report = update_index(index, engine, folder)
+    report = update_index(index, embedder, folder)
     reasons = dict(report.skipped)
-    assert reasons["out.png"] == reasons["out/private.png"] == files.OUTSIDE
+    assert reasons["out.png"] == reasons["out/private.png"] == OUTSIDE
     held = contents(index)
     assert "in.png" in held
     assert not [path for path in held if path.startswith(("out", "loop"))]
@@ -163,93 +162,101 @@ def test_links_that_leave_the_folder(index: FaissIndex, engine: Counting, folder
 
 
 def test_a_list_may_name_files_in_full_but_not_outside(
-    engine: Counting, run: Path, folder: Path, tmp_path: Path
+    embedder: Counting, run: Path, folder: Path, tmp_path: Path
 ) -> None:
     Image.new("RGB", (40, 40)).save(tmp_path / "outside.png")
     names = [folder / "image-01.png", "image-02.png", tmp_path / "outside.png", "../outside.png"]
     (folder / "list.txt").write_text("\n".join(map(str, names)) + "\n")
-    index = open_or_create(tmp_path / "index", engine, run, folder)
-    report = update_index(index, engine, folder / "list.txt")
+    index = open_or_create(tmp_path / "index", embedder, run, folder)
+    report = update_index(index, embedder, folder / "list.txt")
     assert sorted(contents(index)) == ["image-01.png", "image-02.png"]
     assert len(report.skipped) == 2
 
 
 def test_a_file_that_is_being_written(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Read again until it holds still; if it never does, it is left for the next time."""
-    file = folder / "image-00.png"
-    real, calls = build.picture_view, []
+    """It is read again until it holds still; if it never does, it is left for the next time."""
+    file, real, calls = folder / "image-00.png", os.fstat, []
 
-    def writing(times: int) -> Callable[..., View]:
-        def view(stream: object, resolution: int) -> View:
-            seen = real(stream, resolution)
-            calls.append(1)
+    def write_after(times: int) -> Callable[[int], os.stat_result]:
+        """Change the file after each of the first ``times`` looks at it, as a program that writes it does."""
+
+        def fstat(handle: int) -> os.stat_result:
+            status = real(handle)
+            calls.append(handle)
             if len(calls) <= times:
                 os.utime(file, ns=(0, 1000 * times + len(calls)))
-            return seen
+            return status
 
-        return view
+        calls.clear()
+        return fstat
 
-    monkeypatch.setattr(build, "picture_view", writing(1))
-    seen = read_view(file, 32)
-    assert isinstance(seen, tuple)
-    assert seen[1] == (file.stat().st_size, 1001)
-    calls.clear()
-    monkeypatch.setattr(build, "picture_view", writing(99))
+    monkeypatch.setattr(os, "fstat", write_after(1))
+    result = read_view(file, 32)
+    assert isinstance(result, tuple)
+    assert result[1] == (file.stat().st_size, 1001)
+    monkeypatch.setattr(os, "fstat", write_after(99))
     assert str(read_view(file, 32)) == "it changed while it was read"
+    monkeypatch.undo()
     os.mkfifo(folder / "pipe.png")
     assert str(read_view(folder / "pipe.png", 32)) == "not a regular file"
     assert "no such file" in str(read_view(folder / "gone.png", 32))
 
 
-def test_ids_that_collide_move_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(files, "path_id", lambda path: 2**52 - 1 if path.startswith("a") else 7)
-    ids = ids_of(["a1", "a2", "a3", "b", "old"], {"old": 0})
-    assert ids == {"a1": 2**52 - 1, "a2": 1, "a3": 2, "b": 7, "old": 0}
-    assert ids_of(["a2", "a1"], ids) == {"a2": 1, "a1": 2**52 - 1}
-
-
-def test_colliding_images_are_both_kept(
-    index: FaissIndex, engine: Counting, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(files, "path_id", lambda path: len(path) % 2)
-    update_index(index, engine, folder)
-    assert len(contents(index)) == 24
-    before = contents(index)
+def test_ids_that_collide_move_on(index: FaissIndex, embedder: Counting, folder: Path) -> None:
+    last = path_id("a")
+    ids = assign_ids(["a", "b"], {"x": last, "y": (last + 1) % 2**52})
+    assert ids == {"a": (last + 2) % 2**52, "b": path_id("b")}
+    assert assign_ids(["a"], ids) == {"a": ids["a"]}  # an id that was given is kept
+    status = (folder / "image-00.png").stat()
+    taken = IndexItem(
+        path_id("image-09.png"),
+        "image-00.png",
+        status.st_size,
+        status.st_mtime_ns,
+        40,
+        30,
+        np.zeros((4, 4), np.float32),
+    )
+    vectors = np.eye(1, index.meta.dimension, dtype=np.float32)
+    index.add(NewItems([taken], dict.fromkeys(index.meta.spaces, vectors)))
+    assert counts(update_index(index, embedder, folder))[:4] == (23, 0, 0, 1)
+    held = contents(index)
+    assert len(held) == 24
+    assert held["image-00.png"][0] == path_id("image-09.png")
+    assert held["image-09.png"][0] == path_id("image-09.png") + 1
     os.utime(folder / "image-09.png")
-    update_index(index, engine, folder)
-    after = contents(index)
-    assert [path for path in before if before[path][3:] != after[path][3:]] == []
-    assert {path: facts[0] for path, facts in before.items()} == {path: facts[0] for path, facts in after.items()}
+    update_index(index, embedder, folder)
+    assert contents(index)["image-09.png"][0] == path_id("image-09.png") + 1
 
 
 def test_another_encoder_and_another_folder_are_refused(
-    index: FaissIndex, engine: Counting, folder: Path, tmp_path: Path
+    index: FaissIndex, embedder: Counting, folder: Path, tmp_path: Path
 ) -> None:
     other = TorchEmbedder.load(small_encoder(tmp_path / "other", seed=5))
     with pytest.raises(FineSightError, match="made by another encoder"):
         update_index(index, other, folder)
     copy = Path(shutil.copytree(folder, tmp_path / "copy"))
     with pytest.raises(FineSightError, match="belongs to one folder"):
-        update_index(index, engine, copy)
+        update_index(index, embedder, copy)
     (tmp_path / "alias").symlink_to(folder)
-    assert update_index(index, engine, tmp_path / "alias").added == 24  # the same folder by another name
+    assert update_index(index, embedder, tmp_path / "alias").added == 24  # the same folder by another name
 
 
-def test_stopping_keeps_what_is_done(index: FaissIndex, engine: Counting, folder: Path) -> None:
-    report = update_index(index, engine, folder, stop=lambda: engine.seen >= 7)
+def test_stopping_keeps_what_is_done(index: FaissIndex, embedder: Counting, folder: Path) -> None:
+    report = update_index(index, embedder, folder, stop=lambda: embedder.seen >= 7)
     assert report.stopped
     assert report.added == len(index) == 7
-    report = update_index(index, engine, folder)
+    report = update_index(index, embedder, folder)
     assert counts(report) == (17, 0, 0, 7, 2)
-    assert engine.seen == 24
+    assert embedder.seen == 24
 
 
-def test_killed_again_and_again(run: Path, engine: Counting, folder: Path, tmp_path: Path) -> None:
+def test_killed_again_and_again(run: Path, embedder: Counting, folder: Path, tmp_path: Path) -> None:
     """At no matter what moment: in the end it is the index of a run that nothing disturbed."""
     for n in range(24):
         shutil.copy(folder / f"image-{n:02d}.png", folder / f"more-{n:02d}.png")
-    whole = open_or_create(tmp_path / "whole", engine, run, folder)
-    update_index(whole, engine, folder)
+    whole = open_or_create(tmp_path / "whole", embedder, run, folder)
+    update_index(whole, embedder, folder)
     where = tmp_path / "killed"
     start_server()
     context = multiprocessing.get_context("forkserver")
@@ -272,12 +279,12 @@ def test_killed_again_and_again(run: Path, engine: Counting, folder: Path, tmp_p
     assert sizes == sorted(sizes)
     assert len([size for size in sizes if 0 < size < 48]) >= 2, sizes  # kills that struck in the middle
     index = open_index(where)
-    engine.seen = 0
-    update_index(index, engine, folder)
-    assert engine.seen == 48 - sizes[-1]
+    embedder.seen = 0
+    update_index(index, embedder, folder)
+    assert embedder.seen == 48 - sizes[-1]
     assert contents(index) == contents(whole)
     assert isinstance(index, FaissIndex)
-    assert index._now().state.rows == 48  # no row twice
+    assert index.snapshot().state.rows == 48  # no row twice
 
 
 def test_where_an_index_is(index: FaissIndex, run: Path, tmp_path: Path) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +17,9 @@ from typer.testing import CliRunner
 from finesight.cli.clusters import clusters as clusters_command
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
-from finesight.search import clusters as module
 from finesight.search.base import NewItems
-from finesight.search.clusters import cluster, default_count, first_centers, kmeans, sampled
-from finesight.search.contact import Row, write_sheets
+from finesight.search.clusters import ITERATIONS, cluster, default_count, first_centers, kmeans, sample_vectors
+from finesight.search.contact import SheetRow, write_sheets
 from finesight.search.faiss_index import FaissIndex
 from indexes import SPACES, batch, empty_index, filled_index, item, meta, units
 from reference.lloyd import closeness, lloyd, purity
@@ -57,7 +57,7 @@ def test_kmeans_is_lloyds_from_the_same_start() -> None:
     points = units(300, clusters=12)
     start = first_centers(points, 8, np.random.default_rng(0))
     found = kmeans(points, start)
-    reference = lloyd(points.astype(np.float64), start, module.ROUNDS)
+    reference = lloyd(points.astype(np.float64), start, ITERATIONS)
     assert closeness(points, found) >= closeness(points, reference) - 1e-5
     assert closeness(points, found) > closeness(points, start) + 0.01
     np.testing.assert_allclose(np.linalg.norm(found, axis=1), 1, atol=1e-6)
@@ -87,7 +87,7 @@ def test_members_come_nearest_first(tmp_path: Path) -> None:
         cosines = vectors[members - 1] @ found.centers[number]
         assert (np.diff(cosines) <= 1e-6).all()
         assert (cosines >= (vectors[members - 1] @ found.centers.T).max(1) - 1e-6).all()  # each is at its nearest
-        np.testing.assert_allclose(found.distances[found.places(number)], 1 - cosines, atol=1e-6)
+        np.testing.assert_allclose(found.distances[found.positions(number)], 1 - cosines, atol=1e-6)
         seen += members.tolist()
     assert sorted(seen) == list(range(1, 401))
 
@@ -103,16 +103,15 @@ def test_the_same_every_time(tmp_path: Path, method: str) -> None:
         assert not np.array_equal(cluster(index, method, seed=1).labels, one.labels)
 
 
-def test_a_sample_is_enough(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of a large index only some images are learned from; all are put somewhere, but noise nowhere by HDBSCAN."""
+def test_a_sample_is_enough(tmp_path: Path) -> None:
+    """Of a large index only some images are learned from; all are assigned, but HDBSCAN leaves out noise."""
     vectors, owner = groups(5, 120)
     noise = units(60, seed=5)
     index = filled_index(tmp_path / "index", np.concatenate([vectors, noise]))
-    monkeypatch.setattr(module, "SAMPLE_NUMBERS", 200 * 24)
-    monkeypatch.setattr(module, "HDBSCAN_SAMPLE", 250)
-    assert sampled(index, SPACES[0], 200, np.random.default_rng(0)).shape == (200, 24)
+    assert sample_vectors(index, SPACES[0], 200, np.random.default_rng(0)).shape == (200, 24)
     for method in ("kmeans", "hdbscan"):
-        found = cluster(index, method, 5 if method == "kmeans" else None)
+        count, sample = (5, 200) if method == "kmeans" else (None, 250)
+        found = cluster(index, method, count, sample=sample)
         labels = dict(zip(found.ids.tolist(), found.labels.tolist(), strict=True))
         mine = [labels[n] for n in range(1, 601)]
         kept = [n for n, label in enumerate(mine) if label >= 0]
@@ -197,7 +196,7 @@ def test_from_clusters_to_labels(tmp_path: Path, gallery: FaissIndex) -> None:
         writer.writeheader()
         writer.writerows(rows)
     told = json.loads(run(gallery.folder, "--apply", table, "-o", tmp_path / "labeled.csv", "--json"))
-    assert (told["images"], told["unlabeled"], told["unclear"]) == (9 + 10 + 2, 1 + 8, ["2"])
+    assert (told["images"], told["unlabelled"], told["unclear"]) == (9 + 10 + 2, 1 + 8, ["2"])
     assert told["labels"] == ["finch", "sparrow", "tit", "wren"]
     (tmp_path / "images" / "sub" / "03.png").write_bytes(drawn(seed=3))
     source = open_source(tmp_path / "labeled.csv")
@@ -229,10 +228,9 @@ def test_tables_that_say_nothing(tmp_path: Path, gallery: FaissIndex) -> None:
     assert not out.exists()
 
 
-def test_a_page_of_many_groups_stays_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("finesight.search.contact.PAGE_GROUPS", 40)
-    rows = [Row(f"cluster {n}: 0 images", []) for n in range(40 + 30)]
-    files = write_sheets(tmp_path, "sheet", "Sheet", "Words.", str(tmp_path), rows, pages=2)
+def test_a_page_of_many_groups_stays_small(tmp_path: Path) -> None:
+    rows = [SheetRow(f"cluster {n}: 0 images", []) for n in range(40 + 30)]
+    files = write_sheets(tmp_path, "sheet", "Sheet", "Words.", str(tmp_path), rows, pages=2, page_groups=40)
     assert [file.name for file in files] == ["sheet.html", "sheet-01.png", "sheet-02.png"]
     page = files[0].read_text()
     assert page.count("<img ") == 40
@@ -254,16 +252,21 @@ def test_purity_of_drawn_look_alikes(birds: Path, record_property: pytest.Record
     assert share >= purity([0] * len(names), names)
 
 
-def test_batches_of_an_index_that_grows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Images that come while it is clustered have no label; none is lost."""
-    index = filled_index(tmp_path / "index", groups(3, 20)[0])
-    learn = module._dense
+class Growing(FaissIndex):
+    """Gets two more images after all were read once."""
 
-    def grow(sample: np.ndarray, seed: int) -> object:
-        index.add(batch([900, 901], units(2, seed=9)))
-        return learn(sample, seed)
+    reads = 0
 
-    monkeypatch.setattr(module, "_dense", grow)
-    found = cluster(index, "hdbscan")
+    def blocks(self, space: str, rows: int = 4096) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        yield from super().blocks(space, rows)
+        self.reads += 1
+        if self.reads == 1:
+            self.add(batch([900, 901], units(2, seed=9)))
+
+
+def test_an_index_that_grows_meanwhile(tmp_path: Path) -> None:
+    """Images that come while it is clustered are in no cluster; none is lost."""
+    filled_index(tmp_path / "index", groups(3, 20)[0]).close()
+    found = cluster(Growing(tmp_path / "index"), "hdbscan")
     assert len(found.ids) == 62
     assert found.labels[np.isin(found.ids, [900, 901])].tolist() == [-1, -1]

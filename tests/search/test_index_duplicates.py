@@ -15,8 +15,7 @@ from typer.testing import CliRunner
 
 from finesight.cli.clusters import duplicates as duplicates_command
 from finesight.errors import FineSightError
-from finesight.search import duplicates as module
-from finesight.search.base import Item, NewItems
+from finesight.search.base import IndexItem, NewItems
 from finesight.search.duplicates import find_duplicates
 from finesight.search.faiss_index import FaissIndex
 from indexes import SPACES, batch, empty_index, filled_index, meta, units
@@ -43,17 +42,15 @@ def connected(vectors: np.ndarray, threshold: float) -> set[frozenset[int]]:
 
 
 @pytest.mark.parametrize("held", [1 << 25, 50 * 24, 1])
-def test_groups_are_those_of_brute_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, held: int) -> None:
+def test_groups_are_those_of_brute_force(tmp_path: Path, held: int) -> None:
     random = np.random.default_rng(3)
     vectors = units(120)
     vectors = np.concatenate([vectors, vectors[random.integers(0, 120, 60)] + 0.02 * units(60, seed=1)])
     vectors = np.concatenate([vectors, vectors[100:130] + 0.03 * units(30, seed=2)])  # chains
     vectors = (vectors / np.linalg.norm(vectors, axis=1, keepdims=True)).astype(np.float32)
     index = filled_index(tmp_path / "index", vectors)
-    monkeypatch.setattr(module, "HELD_NUMBERS", held)
-    monkeypatch.setattr(module, "ROWS", 32)
     for threshold in (0.9, 0.9995):
-        found = find_duplicates(index, threshold)
+        found = find_duplicates(index, threshold, held_numbers=held, rows=32)
         assert {frozenset(item.id for item in group.items) for group in found} == connected(vectors, threshold)
         for group in found:
             ids = np.array([item.id for item in group.items])
@@ -94,7 +91,7 @@ def gallery(tmp_path: Path) -> FaissIndex:
     for number, (name, data) in enumerate(files.items(), 1):
         (images / name).write_bytes(data)
         width, height = Image.open(io.BytesIO(data)).size
-        items.append(Item(number, name, len(data), number, width, height, np.zeros((2, 2), np.float32)))
+        items.append(IndexItem(number, name, len(data), number, width, height, np.zeros((2, 2), np.float32)))
     index.add(NewItems(items, dict.fromkeys(SPACES, vectors)))
     index.finish()
     return index

@@ -14,7 +14,7 @@ import finesight
 from finesight.errors import FineSightError
 from finesight.features.embedder import TorchEmbedder, unit
 from finesight.search.build import open_or_create, update_index
-from finesight.search.searcher import Searcher, UnusablePicture, varied
+from finesight.search.searcher import Searcher, UnusablePicture, diversify
 from indexes import SPACES, empty_index, filled_index, small_encoder, units
 from real_birds import cub_root
 from reference.nearest import nearest
@@ -69,18 +69,12 @@ def test_however_the_picture_is_given(searcher: Searcher, files: list[Path]) -> 
     assert [hit.id for hit in longer] == [hit.id for hit in expected]
 
 
-def test_more_like_an_item_leaves_it_out(searcher: Searcher, files: list[Path]) -> None:
+def test_an_item_that_is_left_out(searcher: Searcher, files: list[Path]) -> None:
     like = searcher.by_picture(files[4], 6).hits
-    answer = searcher.by_item(like[0].id, 5)
+    vector = searcher.index.vectors(np.array([like[0].id]), "rationale-gem")[0]
+    answer = searcher.by_vector(vector, 5, left_out=like[0].id)
     assert answer.hits == like[1:]
     assert answer.view is None
-    part = searcher.by_item(like[0].id, 5, box=(0.2, 0.2, 0.4, 0.4))
-    assert part.view is not None
-    assert like[0].id not in [hit.id for hit in part.hits]
-    again = [hit for hit in searcher.by_picture(files[4], 6, box=(0.2, 0.2, 0.4, 0.4)).hits if hit.id != like[0].id]
-    assert list(part.hits) == again[:5]
-    with pytest.raises(FineSightError, match="no item 5"):
-        searcher.by_item(5)
 
 
 def test_a_part_is_not_the_whole(searcher: Searcher, files: list[Path]) -> None:
@@ -112,7 +106,7 @@ def test_varied_answers_are_those_of_the_definition(tmp_path: Path) -> None:
         order = varied_by_definition([hit.score for hit in near], rows.astype(np.float64), 10, diversity)
         answer = searcher.by_vector(query, 10, diversity=diversity).hits
         assert answer == tuple(near[i] for i in order)
-        assert varied(np.array([hit.score for hit in near], np.float32), rows, 10, diversity).tolist() == order
+        assert diversify(np.array([hit.score for hit in near], np.float32), rows, 10, diversity).tolist() == order
     assert answer != near[:10]
     assert searcher.by_vector(query, 10, diversity=0.0).hits == near[:10]
     lone = searcher.by_vector(vectors[0], 10, diversity=0.5, min_score=0.99).hits

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import closing
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finesight.cli.options import IndexUri, Json, Quiet
+from finesight.cli.options import By, IndexUri, Json, Quiet
 from finesight.errors import FineSightError
+from finesight.io.console import console, format_count, printable
 
 if TYPE_CHECKING:
     from finesight.search.base import Index
-    from finesight.search.clusters import Clusters
-    from finesight.search.duplicates import Group
+    from finesight.search.clusters import Clustering
+    from finesight.search.duplicates import DuplicateGroup
 
 Method = StrEnum("Method", {"kmeans": "kmeans", "hdbscan": "hdbscan"})
-By = Annotated[str | None, typer.Option(help="rationale, average, or a pooling of the index.  [default: its first]")]
 FILL_IN = (
     "Write a name into the column label of clusters.csv, in one line of each cluster that deserves one; - leaves an "
     "image out. Then `finesight clusters INDEX --apply clusters.csv -o labeled.csv` makes a list for --data of it."
 )
 KINDS = {"bytes": "equal files", "picture": "the same picture", "features": "alike to the network"}
+LISTED, LISTED_ITEMS = 20, 5  # groups on the screen, and images of each
 
 
 def clusters(
@@ -47,6 +47,8 @@ def clusters(
     quiet: Quiet = False,
 ) -> None:
     """Group the images of an index, with sheets to look at and a table to label them by."""
+    from finesight.io.progress import phase_bar
+    from finesight.search.clusters import cluster
     from finesight.search.engines import open_index
     from finesight.search.searcher import Searcher
 
@@ -54,30 +56,34 @@ def clusters(
         if apply is not None:
             _apply(index, apply, out, as_json)
             return
-        from finesight.search.clusters import cluster
-
-        if out is not None:
-            _make(out)  # before the work
-        with _bar("clustering", not quiet) as tell:
-            found = cluster(index, str(method), count, space=Searcher(index).space(by), seed=seed, tell=tell)
-        known = index.list_items()
-        paths = dict(zip(known.ids.tolist(), known.paths.tolist(), strict=True))
+        _make_folder(out)  # a mistake in its name must not cost the work
+        space = Searcher(index).space(by)
+        with phase_bar({"": "clustering"}, not quiet) as bar:
+            found = cluster(
+                index, str(method), count, space=space, seed=seed, tell=lambda done, total: bar("", done, total)
+            )
+        listed = index.list_items()
+        paths = dict(zip(listed.ids.tolist(), listed.paths.tolist(), strict=True))
         if out is not None:
             _write_clusters(out, found, paths, index.meta.root)
+    members = [[item for item in found.members(number).tolist() if item in paths] for number in range(len(found))]
     if as_json:
-        print(json.dumps(_summary(where, found, paths)))
+        described = [
+            {"id": number, "size": size, "items": [{"id": str(one), "path": printable(paths[one])} for one in items]}
+            for number, (size, items) in enumerate(zip(found.sizes, members, strict=True))
+        ]
+        facts = {"index": where, "method": found.method, "by": found.space, "items": len(found.ids)}
+        print(json.dumps({**facts, "clusters": described, "unclustered": found.unclustered}))
         return
     print(f"{len(found)} clusters of {len(found.ids):,} images by {found.space}", end="")
     print(f", {found.unclustered:,} in none." if found.unclustered else ".")
-    for number, size in enumerate(found.sizes[:20]):
-        first = [paths[item] for item in found.members(number)[:3].tolist() if item in paths]
-        print(f"{number:4d}  {size:6,}  {_text(', '.join(first))}")
-    if len(found) > 20:
-        print(f"      and {len(found) - 20} smaller ones")
+    for number, size in enumerate(found.sizes[:LISTED]):
+        print(f"{number:4d}  {size:6,}  {printable(', '.join(paths[item] for item in members[number][:3]))}")
+    if len(found) > LISTED:
+        print(f"      and {len(found) - LISTED} smaller ones")
 
 
 def _apply(index: Index, file: Path, out: Path | None, as_json: bool) -> None:
-    from finesight.io.console import console
     from finesight.search.labeling import read_labels, write_list
 
     if out is None or out.is_dir():
@@ -86,24 +92,16 @@ def _apply(index: Index, file: Path, out: Path | None, as_json: bool) -> None:
     write_list(out, labels)
     names = sorted({label for _, label in labels.rows})
     if labels.unclear:
-        console.print(
-            f"Clusters with several labels: {', '.join(labels.unclear)}. Their images without one stay so.",
-            markup=False,
-        )
+        unclear = ", ".join(labels.unclear)
+        console.print(f"Clusters with several labels: {unclear}. Their images without one stay so.", markup=False)
     if labels.gone:
         console.print(f"{labels.gone:,} lines are of images that the index does not have.", markup=False)
     if as_json:
-        print(
-            json.dumps(
-                {"out": str(out), "images": len(labels.rows), "labels": names}
-                | {"unlabelled": labels.unlabeled, "unclear": list(labels.unclear), "gone": labels.gone}
-            )
-        )
+        facts = {"out": str(out), "images": len(labels.rows), "labels": names, "unlabelled": labels.unlabeled}
+        print(json.dumps({**facts, "unclear": list(labels.unclear), "gone": labels.gone}))
         return
-    from finesight.io.console import format_count
-
-    found = f"{format_count(len(labels.rows), 'image')} of {format_count(len(names), 'label')}"
-    print(f"{out}: {found}; {labels.unlabeled:,} without one left out.")
+    made = f"{format_count(len(labels.rows), 'image')} of {format_count(len(names), 'label')}"
+    print(f"{out}: {made}; {labels.unlabeled:,} without one left out.")
 
 
 def duplicates(
@@ -115,40 +113,37 @@ def duplicates(
     quiet: Quiet = False,
 ) -> None:
     """Find images of an index that are there twice: equal files, and those the network can hardly tell apart."""
+    from finesight.io.progress import phase_bar
     from finesight.search.duplicates import find_duplicates
     from finesight.search.engines import open_index
     from finesight.search.searcher import Searcher
 
     with closing(open_index(where)) as index:
         space = Searcher(index).space(by)
+        _make_folder(out)
+        with phase_bar({"": "comparing"}, not quiet) as bar:
+            groups = find_duplicates(index, threshold, space=space, tell=lambda done, total: bar("", done, total))
         if out is not None:
-            _make(out)
-        with _bar("comparing", not quiet) as tell:
-            found = find_duplicates(index, threshold, space=space, tell=tell)
-        if out is not None:
-            _write_duplicates(out, found, index.meta.root)
+            _write_duplicates(out, groups, index.meta.root)
         total = len(index)
-    extra = sum(len(group.items) - 1 for group in found)
+    extra = sum(len(group.items) - 1 for group in groups)
     if as_json:
         facts = {"index": where, "by": space, "threshold": threshold, "items": total, "extra": extra}
-        print(json.dumps(facts | {"groups": [_group(group) for group in found]}))
+        print(json.dumps({**facts, "groups": [_describe_group(group) for group in groups]}))
         return
-    from finesight.io.console import format_count
-
-    print(f"{format_count(len(found), 'group')}: {extra:,} of {format_count(total, 'image')} could go.")
-    for group in found[:20]:
+    print(f"{format_count(len(groups), 'group')}: {extra:,} of {format_count(total, 'image')} could go.")
+    for group in groups[:LISTED]:
         print(f"{KINDS[group.kind]} ({min(group.scores):.4f}):")
-        for item in group.items[:5]:
-            print(f"  {item.width} × {item.height}  {_text(item.path)}")
-        if len(group.items) > 5:
-            print(f"  and {len(group.items) - 5} more")
-    if len(found) > 20:
-        print(f"and {len(found) - 20:,} more groups")
+        for item in group.items[:LISTED_ITEMS]:
+            print(f"  {item.width} × {item.height}  {printable(item.path)}")
+        if len(group.items) > LISTED_ITEMS:
+            print(f"  and {len(group.items) - LISTED_ITEMS} more")
+    if len(groups) > LISTED:
+        print(f"and {len(groups) - LISTED:,} more groups")
 
 
-def _write_clusters(out: Path, found: Clusters, paths: dict[int, str], root: str) -> None:
-    from finesight.io.console import console
-    from finesight.search.contact import SHOWN, Row, write_sheets
+def _write_clusters(out: Path, found: Clustering, paths: dict[int, str], root: str) -> None:
+    from finesight.search.contact import SHOWN, SheetRow, write_sheets
     from finesight.search.labeling import write_table
 
     write_table(out / "clusters.csv", found, paths)
@@ -156,78 +151,43 @@ def _write_clusters(out: Path, found: Clusters, paths: dict[int, str], root: str
     for number, size in [*enumerate(found.sizes), *([(-1, found.unclustered)] if found.unclustered else [])]:
         shown = [paths[item] for item in found.members(number)[:SHOWN].tolist() if item in paths]
         name = f"cluster {number}" if number >= 0 else "in no cluster"
-        rows.append(Row(f"{name}: {size:,} images", shown))
+        rows.append(SheetRow(f"{name}: {size:,} images", shown))
     words = f"{len(found)} clusters of {len(found.ids):,} images, by {found.method}; nearest to the center first."
     files = write_sheets(out, "clusters", "Clusters", f"{words}\n\n{FILL_IN}", root, rows)
     console.print(f"Written to {out}: clusters.csv, {', '.join(file.name for file in files)}. {FILL_IN}", markup=False)
 
 
-def _write_duplicates(out: Path, found: list[Group], root: str) -> None:
-    from finesight.io.console import console
-    from finesight.search.contact import Row, write_sheets
-    from finesight.search.labeling import writing
+def _write_duplicates(out: Path, groups: list[DuplicateGroup], root: str) -> None:
+    from finesight.search.contact import SheetRow, write_sheets
+    from finesight.search.labeling import open_for_writing
 
-    with writing(out / "duplicates.csv") as stream:
+    with open_for_writing(out / "duplicates.csv") as stream:
         writer = csv.writer(stream)
         writer.writerow(("group", "keep", "kind", "score", "width", "height", "bytes", "path"))
-        for number, group in enumerate(found):
-            for place, (item, score) in enumerate(zip(group.items, group.scores, strict=True)):
-                keep = "" if place else "keep"
+        for number, group in enumerate(groups):
+            for n, (item, score) in enumerate(zip(group.items, group.scores, strict=True)):
                 size = (item.width, item.height, item.bytes)
-                writer.writerow((number, keep, group.kind, f"{score:.6f}", *size, item.path))
+                writer.writerow((number, "" if n else "keep", group.kind, f"{score:.6f}", *size, item.path))
     rows = [
-        Row(f"{number}: {len(group.items):,} images, {KINDS[group.kind]}", [item.path for item in group.items])
-        for number, group in enumerate(found)
+        SheetRow(f"{number}: {len(group.items):,} images, {KINDS[group.kind]}", [item.path for item in group.items])
+        for number, group in enumerate(groups)
     ]
     words = "The first of each group has the most pixels: keep that one."
     files = write_sheets(out, "duplicates", "Duplicates", words, root, rows)
     console.print(f"Written to {out}: duplicates.csv, {', '.join(file.name for file in files)}", markup=False)
 
 
-def _summary(where: str, found: Clusters, paths: dict[int, str]) -> dict[str, object]:
-    listed = [
-        {
-            "id": number,
-            "size": size,
-            "items": [
-                {"id": str(item), "path": _text(paths[item])}
-                for item in found.members(number).tolist()
-                if item in paths
-            ],
-        }
-        for number, size in enumerate(found.sizes)
-    ]
-    facts = {"index": where, "method": found.method, "by": found.space, "items": len(found.ids)}
-    return {**facts, "clusters": listed, "unclustered": found.unclustered}
-
-
-def _group(group: Group) -> dict[str, object]:
+def _describe_group(group: DuplicateGroup) -> dict[str, object]:
     items = [
-        {"id": str(item.id), "path": _text(item.path), "score": round(score, 6)}
+        {"id": str(item.id), "path": printable(item.path), "score": round(score, 6)}
         for item, score in zip(group.items, group.scores, strict=True)
     ]
     return {"kind": group.kind, "items": items}
 
 
-def _make(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FineSightError(f"The folder {folder} cannot be made: {error.strerror}.") from error
-
-
-@contextmanager
-def _bar(what: str, show: bool) -> Iterator[Callable[[int, int], None]]:
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    from finesight.io.console import console
-
-    columns = (TextColumn(what), BarColumn(), TimeRemainingColumn())
-    with Progress(*columns, console=console, transient=True, disable=not show) as bar:
-        task = bar.add_task("", total=None)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _text(name: str) -> str:
-    """File names that are not UTF-8 cannot be printed as they are."""
-    return name.encode("utf-8", "replace").decode()
+def _make_folder(folder: Path | None) -> None:
+    if folder is not None:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise FineSightError(f"The folder {folder} cannot be made: {error.strerror}.") from error

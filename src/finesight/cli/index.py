@@ -8,7 +8,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import typer
 
@@ -16,19 +16,13 @@ from finesight.cli.options import Json, Quiet, Workers
 from finesight.errors import Interrupted
 from finesight.search.engines import uri_help
 
-if TYPE_CHECKING:
-    from finesight.search.build import Report
-
 CONTINUE = "What is done is kept; the same command continues."
 
 
 def index(
     run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of an encoder.")],
     folder: Annotated[str, typer.Argument(help="The images: a folder, a list of paths, or a known dataset.")],
-    index: Annotated[
-        str | None,
-        typer.Option("--index", help=f"{uri_help(new=True)}  [default: RUN/index]"),
-    ] = None,
+    index: Annotated[str | None, typer.Option("--index", help=f"{uri_help(new=True)}  [default: RUN/index]")] = None,
     as_json: Json = False,
     workers: Workers = None,
     quiet: Quiet = False,
@@ -43,50 +37,48 @@ def index(
     where = str(run / "index") if index is None else index
     embedder = TorchEmbedder.load(run)
     source = open_source(folder)
-    with closing(open_or_create(where, embedder, run, source.root)) as store, _stoppable() as stop:
-        with phase_bar(PHASES, not quiet) as tell:
-            report = _finished(
-                lambda: update_index(
-                    store,
-                    embedder,
-                    source,
-                    workers=workers,
-                    callback=tell,
-                    stop=stop.is_set,
-                    skipped_file=store.skipped_file(run),
-                ),
-                stop,
+    with closing(open_or_create(where, embedder, run, source.root)) as store:
+        with _stop_signals() as stop, phase_bar(PHASES, not quiet) as bar:
+            update = update_index(
+                store,
+                embedder,
+                source,
+                workers=workers,
+                callback=bar,
+                stop=stop.is_set,
+                skipped_file=store.skipped_file(run),
             )
+        if update.stopped:
+            done = update.added + update.changed
+            raise Interrupted(stop.number, f"Stopped after {done:,} images. {CONTINUE}")
         facts = store.facts()
-    if report.skipped:
-        path, reason = sorted(report.skipped)[0]
-        console.print(f"{len(report.skipped):,} files left out, the first {path}: {reason}", markup=False)
+    if update.skipped:
+        path, reason = sorted(update.skipped)[0]
+        console.print(f"{len(update.skipped):,} files left out, the first {path}: {reason}", markup=False)
     if as_json:
-        print(json.dumps(summary(where, report, facts)))
+        counts = {"added": update.added, "changed": update.changed, "removed": update.removed, "kept": update.kept}
+        print(json.dumps({"index": where, **counts, "skipped": len(update.skipped), **facts}))
         return
-    print(f"{where}: {facts['items']:,} images ({report}). Search: {facts['kind']}", end="")
+    print(f"{where}: {facts['items']:,} images ({update}). Search: {facts['kind']}", end="")
     print("." if facts["kind"] == "exact" else f", recall@10 {facts['recall_at_10']:.3f} of exact.")
 
 
-def summary(where: str, report: Report, facts: dict[str, object]) -> dict[str, object]:
-    """What --json prints."""
-    counts = {"added": report.added, "changed": report.changed, "removed": report.removed, "kept": report.kept}
-    return {"index": where, **counts, "skipped": len(report.skipped), **facts}
-
-
 class _Stop(threading.Event):
-    """Which signal asked to stop."""
+    """Set when a signal asked to stop; ``number`` says which one."""
 
     number = 0
 
 
 @contextmanager
-def _stoppable() -> Iterator[_Stop]:
-    """The first Ctrl-C lets the image under way be finished; a second one ends at once, which is safe too."""
+def _stop_signals() -> Iterator[_Stop]:
+    """Yield an event that the first Ctrl-C or SIGTERM sets, so that the image under way is finished.
+
+    A second signal ends the command at once, which is safe too: Ctrl-C then raises ``Interrupted``.
+    """
     stop = _Stop()
     previous: dict[int, Any] = {}
 
-    def ask(number: int, frame: Any) -> None:
+    def handle(number: int, frame: Any) -> None:
         stop.number = number
         stop.set()
         restore()
@@ -98,19 +90,10 @@ def _stoppable() -> Iterator[_Stop]:
 
     if threading.current_thread() is threading.main_thread():
         for number in (signal.SIGINT, signal.SIGTERM):
-            previous[number] = signal.signal(number, ask)
+            previous[number] = signal.signal(number, handle)
     try:
         yield stop
-    finally:
-        restore()
-
-
-def _finished(work: Any, stop: _Stop) -> Report:
-    try:
-        report: Report = work()
     except KeyboardInterrupt:
         raise Interrupted(signal.SIGINT, f"Stopped. {CONTINUE}") from None
-    if report.stopped:
-        done = report.added + report.changed
-        raise Interrupted(stop.number, f"Stopped after {done:,} images. {CONTINUE}")
-    return report
+    finally:
+        restore()

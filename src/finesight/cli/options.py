@@ -25,6 +25,7 @@ CacheDir = Annotated[Path | None, typer.Option(help="Where decoded images are ke
 Workers = Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
+By = Annotated[str | None, typer.Option(help="rationale, average, or a pooling of the index.  [default: its first]")]
 IndexUri = Annotated[str, typer.Argument(help=uri_help())]
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
 

@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finesight.cli.options import IndexUri, Json
+from finesight.cli.options import By, IndexUri, Json
 from finesight.errors import FineSightError
+from finesight.io.console import printable
 
 if TYPE_CHECKING:
     from finesight.search.searcher import Answer
@@ -26,9 +27,7 @@ def search(
     where: IndexUri,
     queries: Annotated[list[Path], typer.Argument(help="Pictures to look for.")],
     k: Annotated[int, typer.Option("-k", min=1, max=10_000, help="Hits for each.")] = 10,
-    by: Annotated[
-        str | None, typer.Option(help="rationale, average, or a pooling of the index.  [default: its first]")
-    ] = None,
+    by: By = None,
     box: Annotated[
         str | None, typer.Option(help="Only this part of the query: x,y,width,height as shares of it.")
     ] = None,
@@ -60,7 +59,7 @@ def search(
         ]
         root = index.meta.root
     if as_json:
-        print(json.dumps({"index": where, "root": _text(root), "results": [_result(*one) for one in answers]}))
+        print(json.dumps({"index": where, "root": printable(root), "results": [_result(*one) for one in answers]}))
         return
     for query, answer in answers:
         _print(query, answer)
@@ -69,22 +68,17 @@ def search(
 def _result(query: Path, answer: Answer) -> dict[str, object]:
     assert answer.view is not None
     return {
-        "query": _text(str(query)),
+        "query": printable(str(query)),
         "by": answer.space,
         "view": dict(zip(("x", "y", "width", "height"), answer.view.box, strict=True)),
-        "hits": [{"id": str(hit.id), "path": _text(hit.path), "score": round(hit.score, 6)} for hit in answer.hits],
+        "hits": [{"id": str(hit.id), "path": printable(hit.path), "score": round(hit.score, 6)} for hit in answer.hits],
         "took": {"embed_ms": round(answer.embed_ms, 2), "search_ms": round(answer.search_ms, 2)},
     }
 
 
 def _print(query: Path, answer: Answer) -> None:
-    print(f"{_text(str(query))} (by {answer.space}):")
+    print(f"{printable(str(query))} (by {answer.space}):")
     if not answer.hits:
         print("  nothing: no image of the index reaches --min-score")
     for place, hit in enumerate(answer.hits, 1):
-        print(f"{place:4d}  {hit.score:7.4f}  {_text(hit.path)}")
-
-
-def _text(name: str) -> str:
-    """File names that are not UTF-8 cannot be printed as they are."""
-    return name.encode("utf-8", "replace").decode()
+        print(f"{place:4d}  {hit.score:7.4f}  {printable(hit.path)}")

@@ -27,3 +27,8 @@ def print_table(rows: Sequence[Mapping[str, object]]) -> None:
 def format_count(n: int, one: str, many: str = "") -> str:
     """Return a count with its noun: 1 image, 2,000 images."""
     return f"{n:,} {one if n == 1 else many or one + 's'}"
+
+
+def printable(text: str) -> str:
+    """Return text that can be printed and sent as UTF-8; file names may hold bytes that cannot."""
+    return text.encode("utf-8", "replace").decode()

@@ -33,7 +33,7 @@ class IndexMeta(BaseModel):
 
 
 @dataclass(frozen=True)
-class Item:
+class IndexItem:
     """One image of an index."""
 
     id: int  # from its path: the same in every index of the same folder, below 2**52
@@ -49,7 +49,7 @@ class Item:
 class NewItems:
     """A batch to add. An item replaces the one that has its id or its path."""
 
-    items: Sequence[Item]
+    items: Sequence[IndexItem]
     vectors: dict[str, Floats]  # space -> (n, D), each of length 1
 
 
@@ -85,16 +85,16 @@ class Index(ABC):
     def list_items(self) -> ItemList: ...
 
     @abstractmethod
-    def items(self, ids: Sequence[int]) -> list[Item | None]:
+    def items(self, ids: Sequence[int]) -> list[IndexItem | None]:
         """Return the item of each id, None where there is none."""
 
-    def item(self, item: int) -> Item | None:
+    def item(self, item: int) -> IndexItem | None:
         return self.items([item])[0]
 
     @abstractmethod
     def add(self, batch: NewItems) -> None: ...
 
-    def check_batch(self, batch: NewItems) -> list[Item]:
+    def check_batch(self, batch: NewItems) -> list[IndexItem]:
         """Return the items of a batch; raise ``ValueError`` if one is there twice or vectors have a wrong shape."""
         items = list(batch.items)
         if len({item.id for item in items}) != len(items) or len({item.path for item in items}) != len(items):

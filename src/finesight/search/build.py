@@ -1,4 +1,4 @@
-"""Bring an index up to date with its folder: what is new or changed is embedded, what vanished is dropped, no more."""
+"""Bring an index up to date with its folder: embed what is new or changed, remove what vanished."""
 
 from __future__ import annotations
 
@@ -6,13 +6,9 @@ import os
 import stat
 import time
 import warnings
-from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
-from typing import IO
 
 import numpy as np
 
@@ -22,30 +18,31 @@ from finesight.errors import FineSightError, SkipImage
 from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder_folder import encoder_folder
 from finesight.features.preprocess import picture_view
-from finesight.features.types import Embedder, Floats, View
+from finesight.features.types import Embedder, Embedding, View
+from finesight.io.parallel import bounded_map
 from finesight.io.progress import PhaseProgress
-from finesight.search.base import Index, IndexMeta, Item, NewItems
+from finesight.search.base import Index, IndexItem, IndexMeta, NewItems
 from finesight.search.engines import create_index, index_exists, open_index
-from finesight.search.image_files import UNREADABLE_FOLDER, Found, ids_of, list_files
+from finesight.search.image_files import UNREADABLE_FOLDER, assign_ids, list_files
 from finesight.search.open_embedder import require_same
 
-BATCH = 64  # images that are committed together …
-SECONDS = 5.0  # … or what is done after so long: as much is lost by a kill
-TRIES, PAUSE = 3, 0.05  # to read a file that is being written, seconds between them
+COMMIT_IMAGES = 64  # images that are committed together …
+COMMIT_SECONDS = 5.0  # … or what is done after so long: a kill loses no more
+READ_TRIES, PAUSE = 3, 0.05  # to read a file that is being written, and seconds between them
 
 PHASES = {"listing": "listing images", "embedding": "embedding", "finishing": "making the search fast"}
 
 
 @dataclass
-class Report:
-    """What an update did. Every file that is no item is in ``skipped``, with the reason."""
+class IndexUpdate:
+    """What an update did. Every file that is not in the index is in ``skipped``, with the reason."""
 
     added: int = 0
     changed: int = 0
     removed: int = 0
     kept: int = 0
     skipped: list[tuple[str, str]] = field(default_factory=list)
-    stopped: bool = False  # was asked to, before all was done
+    stopped: bool = False  # on demand, before all was done
 
     def __str__(self) -> str:
         words = [f"{self.added:,} added", f"{self.changed:,} changed", f"{self.removed:,} removed"]
@@ -53,14 +50,6 @@ class Report:
         if self.skipped:
             words.append(f"{len(self.skipped):,} files left out")
         return ", ".join(words)
-
-
-@dataclass(frozen=True)
-class _Plan:
-    todo: list[Found]
-    gone: list[str]
-    kept: int
-    skipped: list[tuple[str, str]]
 
 
 def update_index(
@@ -72,40 +61,76 @@ def update_index(
     callback: PhaseProgress | None = None,
     stop: Callable[[], bool] | None = None,
     skipped_file: Path | None = None,
-) -> Report:
-    """Safe to kill at any point, and to run again: what was committed is never embedded twice, and nothing is doubled.
+    commit_images: int = COMMIT_IMAGES,
+) -> IndexUpdate:
+    """Bring ``index`` up to date with ``folder`` and return what was done.
 
-    ``stop`` is asked after every image; once it says so, what is done is committed and ``Report.stopped`` is set.
+    It is safe to kill at any point and to run again: what was committed is not embedded twice, and nothing is doubled.
+
+    Parameters
+    ----------
+    stop
+        Called after every image; once it returns True, what is done is committed and ``IndexUpdate.stopped`` is set.
+    skipped_file
+        Where images that were left out are listed with the reason.
+    commit_images
+        How many images are committed together.
+
+    Raises
+    ------
+    FineSightError
+        If the index is of another encoder or another folder, or the folder has no images.
     """
-    tell = callback or (lambda phase, done, total: None)
+    report_progress = callback or (lambda phase, done, total: None)
     require_same(index, embedder, "the one given now")
     source = folder if isinstance(folder, ImageSource) else open_source(folder)
     require_root(index, source.root)
-    tell("listing", 0, len(source))
-    known = index.list_items()
-    there = dict(zip(known.paths.tolist(), known.ids.tolist(), strict=True))
-    stamps = dict(zip(there, zip(known.bytes.tolist(), known.mtimes.tolist(), strict=True), strict=True))
-    plan = _plan(source, stamps)
-    report = Report(kept=plan.kept, skipped=plan.skipped)
-    if plan.gone:
-        index.remove(np.array([there[path] for path in plan.gone], np.int64))
-        report.removed = len(plan.gone)
-    gone = set(plan.gone)
-    ids = ids_of((found.path for found in plan.todo), {path: i for path, i in there.items() if path not in gone})
-    _embed(index, embedder, Path(source.root), plan.todo, ids, there, report, workers or _cores(), tell, stop)
+    report_progress("listing", 0, len(source))
+    listed = index.list_items()
+    paths = listed.paths.tolist()
+    ids = dict(zip(paths, listed.ids.tolist(), strict=True))
+    stamps = dict(zip(paths, zip(listed.bytes.tolist(), listed.mtimes.tolist(), strict=True), strict=True))
+    files, skipped = list_files(source)
+    present = {file.path for file in files}
+    unreadable = tuple(f"{path}/" for path, reason in skipped if reason.startswith(UNREADABLE_FOLDER))
+    todo = [file for file in files if stamps.get(file.path) != (file.bytes, file.mtime_ns)]
+    gone = [ids.pop(path) for path in paths if path not in present and not path.startswith(unreadable)]
+    if gone:
+        index.remove(np.array(gone, np.int64))
+    kept = len(ids) - sum(file.path in ids for file in todo)
+    update = IndexUpdate(removed=len(gone), kept=kept, skipped=skipped)
+    batch = _Batch(index, ids, update, commit_images)
+    new_ids, root = assign_ids((file.path for file in todo), ids), Path(source.root)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the skip reasons
+        report_progress("embedding", 0, len(todo))
+        views = bounded_map(lambda file: read_view(root / file.path, embedder.resolution), todo, workers)
+        for done, (file, result) in enumerate(views, 1):
+            if isinstance(result, SkipImage):
+                batch.skip(file.path, result)
+            else:
+                view, stamp = result
+                embedding = embedder.encode([view])[0]
+                item = IndexItem(new_ids[file.path], file.path, *stamp, view.width, view.height, embedding.mask)
+                batch.add(item, embedding)
+            if stop is not None and done < len(todo) and stop():
+                update.stopped = True
+                break
+            report_progress("embedding", done, len(todo))
+        batch.commit()
     if skipped_file is not None:
         from finesight.data.cache import write_skipped
 
-        write_skipped(sorted(report.skipped), skipped_file)
-    if not report.stopped:
-        tell("finishing", 0, 1)
+        write_skipped(sorted(update.skipped), skipped_file)
+    if not update.stopped:
+        report_progress("finishing", 0, 1)
         index.finish()
-        tell("finishing", 1, 1)
-    return report
+        report_progress("finishing", 1, 1)
+    return update
 
 
 def require_root(index: Index, root: str | Path) -> None:
-    """Paths of items are relative to one folder: with another, all would seem to have vanished."""
+    """Raise ``FineSightError`` if ``root`` is not the folder of the index: all items would seem to have vanished."""
     if os.path.realpath(root) != os.path.realpath(index.meta.root):
         raise FineSightError(
             f"The index is of the folder {index.meta.root}, not of {root}: an index belongs to one folder. "
@@ -113,122 +138,66 @@ def require_root(index: Index, root: str | Path) -> None:
         )
 
 
-def _plan(source: ImageSource, stamps: dict[str, tuple[int, int]]) -> _Plan:
-    files, skipped = list_files(source)
-    listed = {found.path for found in files}
-    hidden = tuple(f"{path}/" for path, reason in skipped if reason.startswith(UNREADABLE_FOLDER))
-    todo = [found for found in files if stamps.get(found.path) != (found.bytes, found.mtime_ns)]
-    gone = [
-        path for path in stamps if path not in listed and not path.startswith(hidden)
-    ]  # hidden: perhaps still there
-    return _Plan(todo, gone, len(stamps) - len(gone) - sum(found.path in stamps for found in todo), skipped)
-
-
-def _embed(
-    index: Index,
-    embedder: Embedder,
-    root: Path,
-    todo: list[Found],
-    ids: dict[str, int],
-    before: dict[str, int],
-    report: Report,
-    workers: int,
-    tell: PhaseProgress,
-    stop: Callable[[], bool] | None,
-) -> None:
-    batch = _Batch(index, embedder.spaces, before, report)
-    with warnings.catch_warnings(), ThreadPoolExecutor(workers) as pool:
-        warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the skip reasons
-        tell("embedding", 0, len(todo))
-        for done, (found, seen) in enumerate(_seen(pool, root, todo, embedder.resolution, 4 * workers), 1):
-            if isinstance(seen, SkipImage):
-                batch.skip(found.path, seen)
-            else:
-                view, stamp = seen
-                embedding = embedder.encode([view])[0]
-                item = Item(ids[found.path], found.path, *stamp, view.width, view.height, embedding.mask)
-                batch.put(item, embedding.features)
-            if stop is not None and done < len(todo) and stop():
-                report.stopped = True
-                pool.shutdown(wait=False, cancel_futures=True)
-                break
-            tell("embedding", done, len(todo))
-        batch.commit()
-
-
 class _Batch:
-    """Items on their way into the index."""
+    """Collects items and commits them to the index ``size`` at a time, or after some seconds. ``ids`` are of items that
+    the index had before."""
 
-    def __init__(self, index: Index, spaces: Sequence[str], before: dict[str, int], report: Report) -> None:
-        self.index, self.spaces, self.before, self.report = index, spaces, before, report
+    def __init__(self, index: Index, ids: Mapping[str, int], update: IndexUpdate, size: int) -> None:
+        self.index, self.ids, self.update, self.size = index, ids, update, size
         self._clear()
 
     def _clear(self) -> None:
-        self.items: list[Item] = []
-        self.features: list[dict[str, Floats]] = []
+        self.items: list[IndexItem] = []
+        self.embeddings: list[Embedding] = []
         self.unusable: list[int] = []
         self.since = time.monotonic()
 
-    def put(self, item: Item, features: dict[str, Floats]) -> None:
+    def add(self, item: IndexItem, embedding: Embedding) -> None:
         self.items.append(item)
-        self.features.append(features)
-        if len(self.items) >= BATCH or time.monotonic() - self.since >= SECONDS:
+        self.embeddings.append(embedding)
+        if len(self.items) >= self.size or time.monotonic() - self.since >= COMMIT_SECONDS:
             self.commit()
 
     def skip(self, path: str, reason: SkipImage) -> None:
-        """What was an item and is no picture any more is dropped; one that cannot be reached now may come back."""
-        self.report.skipped.append((path, str(reason)))
-        if path in self.before:
+        """Remove an item that is no picture any more; keep one that cannot be reached now, as it may come back."""
+        self.update.skipped.append((path, str(reason)))
+        if path in self.ids:
             if isinstance(reason, UnreachableFile):
-                self.report.kept += 1
+                self.update.kept += 1
             else:
-                self.unusable.append(self.before[path])
-                self.report.removed += 1
+                self.unusable.append(self.ids[path])
+                self.update.removed += 1
 
     def commit(self) -> None:
         if self.unusable:
             self.index.remove(np.array(self.unusable, np.int64))
         if self.items:
-            vectors = {space: np.stack([one[space] for one in self.features]) for space in self.spaces}
+            spaces = self.index.meta.spaces
+            vectors = {space: np.stack([one.features[space] for one in self.embeddings]) for space in spaces}
             self.index.add(NewItems(self.items, vectors))
-            changed = sum(item.path in self.before for item in self.items)
-            self.report.changed += changed
-            self.report.added += len(self.items) - changed
+            changed = sum(item.path in self.ids for item in self.items)
+            self.update.changed += changed
+            self.update.added += len(self.items) - changed
         self._clear()
 
 
-Seen = tuple[View, tuple[int, int]] | SkipImage
+def read_view(file: Path, resolution: int) -> tuple[View, tuple[int, int]] | SkipImage:
+    """Return the view of a file with its size and time, or why it cannot be used.
 
-
-def _seen(
-    pool: ThreadPoolExecutor, root: Path, todo: list[Found], resolution: int, ahead: int
-) -> Iterator[tuple[Found, Seen]]:
-    """Views in order, with a bounded number under way: memory must not grow with the folder."""
-    waiting = iter(todo)
-    running: deque[tuple[Found, Future[Seen]]] = deque()
-
-    def start(count: int) -> None:
-        running.extend(
-            (found, pool.submit(read_view, root / found.path, resolution)) for found in islice(waiting, count)
-        )
-
-    start(ahead)
-    while running:
-        found, future = running.popleft()
-        seen = future.result()
-        start(1)
-        yield found, seen
-
-
-def read_view(file: Path, resolution: int) -> Seen:
-    """The view of a file and its size and time when it was read; read again if it changed meanwhile."""
-    for _ in range(TRIES):
+    A file that changes while it is read is read again: half of a picture is not damaged if the other half is just being
+    written.
+    """
+    for _ in range(READ_TRIES):
         try:
-            with open(file, "rb", opener=_without_waiting) as stream:
+            with open(file, "rb", opener=_open_nonblocking) as stream:
                 before = _stamp(stream.fileno())
-                seen = _view(stream, resolution)
+                result: tuple[View, tuple[int, int]] | SkipImage
+                try:
+                    result = picture_view(stream, resolution), before
+                except SkipImage as skip:
+                    result = skip
                 if _stamp(stream.fileno()) == before:
-                    return seen if isinstance(seen, SkipImage) else (seen, before)
+                    return result
         except SkipImage as skip:
             return skip
         except OSError as error:
@@ -237,16 +206,8 @@ def read_view(file: Path, resolution: int) -> Seen:
     return UnreachableFile("it changed while it was read")
 
 
-def _view(stream: IO[bytes], resolution: int) -> View | SkipImage:
-    """Half of a picture is no damaged one if the other half is just being written."""
-    try:
-        return picture_view(stream, resolution)
-    except SkipImage as skip:
-        return skip
-
-
-def _without_waiting(path: str, flags: int) -> int:
-    """Opening a pipe would wait for ever."""
+def _open_nonblocking(path: str, flags: int) -> int:
+    """Open without waiting: a pipe would block for ever."""
     return os.open(path, flags | os.O_NONBLOCK)
 
 
@@ -257,18 +218,10 @@ def _stamp(handle: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-# --- where it is ------------------------------------------------------------------------------------------------------
-
-
 def open_or_create(where: str | Path, embedder: TorchEmbedder, run: str | Path, root: str | Path) -> Index:
-    """The index in ``where``, made if it is not there yet, with a copy of the encoder of ``run``."""
+    """Open the index at ``where``, or make one for the encoder of ``run`` and the images below ``root``."""
     if index_exists(where):
         return open_index(where)
-    home = encoder_folder(run)
     meta = IndexMeta(
         fingerprint=embedder.fingerprint,
         method=embedder.encoder.config.method,
@@ -278,4 +231,4 @@ def open_or_create(where: str | Path, embedder: TorchEmbedder, run: str | Path, 
         root=os.path.abspath(root),
         run=os.path.abspath(run),
     )
-    return create_index(where, meta, home)
+    return create_index(where, meta, encoder_folder(run))

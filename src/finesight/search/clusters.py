@@ -1,7 +1,7 @@
-"""Which images of an index belong together: k-means, or HDBSCAN, which finds the number of groups by itself.
+"""Cluster the images of an index by k-means, or by HDBSCAN, which finds the number of clusters by itself.
 
-Whatever the size of the index, what is held at a time is bounded: both learn from a sample that fits in memory, and
-then every image is put where it is nearest, a block at a time.
+Memory is bounded whatever the size of the index: both learn from a sample, and then every image is assigned to its
+nearest cluster, a block at a time.
 """
 
 from __future__ import annotations
@@ -19,22 +19,22 @@ from finesight.features.types import Floats
 from finesight.search.base import Ids, Index
 
 METHODS = ("kmeans", "hdbscan")
-SAMPLE_NUMBERS = 1 << 25  # k-means learns from as many: 16,384 images of 2048 dimensions
-ROUNDS = 30
-MOST = 200  # clusters, unless more are asked for
+KMEANS_NUMBERS = 1 << 25  # k-means learns from as many: 16,384 images of 2048 dimensions
+ITERATIONS = 30
+MAX_DEFAULT = 200  # clusters, unless more are asked for
 HDBSCAN_SAMPLE = 10_000  # its time grows with the square
 HDBSCAN_WIDTH = 32  # dimensions: density means little in many
-LEAST, LEAST_SHARE, LEAST_MOST = 3, 100, 50  # images of a cluster of HDBSCAN: a hundredth, within limits
+MIN_SIZE, SIZE_SHARE, MAX_MIN_SIZE = 3, 100, 50  # images of a cluster of HDBSCAN: a hundredth, within limits
 INSIDE = 5  # percent of a cluster's sample that lie further out than what may join it
 UNCLUSTERED = -1
-COPY = 1e-6  # squared distance, by rounding, of two that are the same
+COPY = 1e-6  # squared distance that two equal vectors may have by rounding
 
-Tell = Callable[[int, int], None]  # images done, of all
+Progress = Callable[[int, int], None]  # done, total
 
 
 @dataclass(frozen=True)
-class Clusters:
-    """The largest is number 0; what belongs to none has the label -1."""
+class Clustering:
+    """Images with the labels of their clusters. The largest cluster is number 0; -1 means in no cluster."""
 
     method: str
     space: str
@@ -57,18 +57,18 @@ class Clusters:
 
     @cached_property
     def _by_cluster(self) -> tuple[Ids, Ids]:
-        """Places by cluster, nearest to the center first, then by id; and where each cluster begins."""
+        """Return positions in ``ids`` by cluster, nearest to the center first, and where each cluster begins."""
         order = np.lexsort((self.ids, self.distances, self.labels))
         return order, np.searchsorted(self.labels[order], np.arange(len(self) + 1))
 
-    def places(self, cluster: int) -> Ids:
-        """Of its images in ``ids``, nearest to the center first; of -1, those that belong to none."""
+    def positions(self, cluster: int) -> Ids:
+        """Return the positions of a cluster's images in ``ids``, nearest to the center first; -1: of those in none."""
         order, begins = self._by_cluster
         return order[: begins[0]] if cluster == UNCLUSTERED else order[begins[cluster] : begins[cluster + 1]]
 
     def members(self, cluster: int) -> Ids:
-        """Ids, nearest to the center first."""
-        return self.ids[self.places(cluster)]
+        """Return the ids of a cluster's images, nearest to the center first."""
+        return self.ids[self.positions(cluster)]
 
 
 def cluster(
@@ -78,9 +78,27 @@ def cluster(
     *,
     space: str | None = None,
     seed: int = 0,
-    tell: Tell | None = None,
-) -> Clusters:
-    """The same for the same index and seed. ``count`` is for k-means; by default √(n/2), at most 200."""
+    sample: int | None = None,
+    tell: Progress | None = None,
+) -> Clustering:
+    """Cluster the images of an index; the same index and seed give the same clusters.
+
+    Parameters
+    ----------
+    count
+        Number of clusters, for k-means only; by default √(n/2), at most 200.
+    space
+        Pooling whose features are clustered; by default the first of the index.
+    sample
+        Most images that are learned from; by default as many as fit in memory, for HDBSCAN 10,000.
+    tell
+        Called with the images assigned and their total.
+
+    Raises
+    ------
+    FineSightError
+        If the index is empty, or the method or the count makes no sense.
+    """
     if method not in METHODS:
         raise unknown("way to cluster", method, METHODS)
     if method == "hdbscan" and count is not None:
@@ -92,23 +110,24 @@ def cluster(
         raise FineSightError("The index is empty: there is nothing to cluster.")
     random = np.random.default_rng(seed)
     if method == "kmeans":
-        sample = sampled(index, space, max(1, SAMPLE_NUMBERS // index.meta.dimension), random)
-        wanted = min(count or default_count(total), len(sample))
-        centers = kmeans(sample, first_centers(sample, wanted, random))
+        learned = sample_vectors(index, space, sample or max(1, KMEANS_NUMBERS // index.meta.dimension), random)
+        wanted = min(count or default_count(total), len(learned))
+        centers = kmeans(learned, first_centers(learned, wanted, random))
         reach, given = np.full(len(centers), -np.inf, np.float32), None
     else:
-        centers, reach, labels = _dense(sampled(index, space, HDBSCAN_SAMPLE, random), seed)
-        given = labels if total <= HDBSCAN_SAMPLE else None
-    ids, labels, scores = _assigned(index, space, centers, reach, given, tell or (lambda done, of: None))
-    return _numbered(method, space, ids, labels, np.maximum(0, 1 - scores), centers)
+        most = sample or HDBSCAN_SAMPLE
+        centers, reach, labels = _hdbscan(sample_vectors(index, space, most, random), seed)
+        given = labels if total <= most else None
+    ids, labels, scores = _assign(index, space, centers, reach, given, tell or (lambda done, total: None))
+    return _by_size(method, space, ids, labels, np.maximum(0, 1 - scores), centers)
 
 
 def default_count(images: int) -> int:
-    return max(1, min(MOST, round(math.sqrt(images / 2))))
+    return max(1, min(MAX_DEFAULT, round(math.sqrt(images / 2))))
 
 
-def sampled(index: Index, space: str, most: int, random: np.random.Generator) -> Floats:
-    """At most so many vectors of an index, in its order. -> (n, D)"""
+def sample_vectors(index: Index, space: str, most: int, random: np.random.Generator) -> Floats:
+    """Return at most ``most`` random vectors of an index, in its order. -> (n, D)"""
     total = len(index)
     chosen = np.sort(random.choice(total, min(total, most), replace=False))
     parts, start = [], 0
@@ -120,26 +139,29 @@ def sampled(index: Index, space: str, most: int, random: np.random.Generator) ->
 
 
 def first_centers(sample: Floats, count: int, random: np.random.Generator) -> Floats:
-    """k-means++: each next one is drawn by its squared distance to those there. Arthur and Vassilvitskii, SODA 2007."""
+    """Choose centers by k-means++: each next one is drawn by its squared distance to those chosen before.
+
+    Arthur and Vassilvitskii, SODA 2007. There are fewer than ``count`` where only copies are left. (n, D) -> (k, D)
+    """
     chosen = [int(random.integers(len(sample)))]
     distance = np.full(len(sample), np.inf)
     for _ in range(count - 1):
         distance = np.minimum(distance, 2 - 2 * (sample @ sample[chosen[-1]]))
         weights = np.where(distance > COPY, distance, 0.0)
-        if not weights.any():  # only copies are left
+        if not weights.any():
             break
         chosen.append(int(random.choice(len(sample), p=weights / weights.sum())))
     return np.ascontiguousarray(sample[chosen])
 
 
 def kmeans(sample: Floats, start: Floats) -> Floats:
-    """Lloyd's rounds on the sphere from the given centers. (n, D), (k, D) -> (k, D)"""
+    """Run spherical k-means from the given centers. (n, D), (k, D) -> (k, D)"""
     import faiss
 
     learner = faiss.Kmeans(
         sample.shape[1],
         len(start),
-        niter=ROUNDS,
+        niter=ITERATIONS,
         spherical=True,
         seed=1,
         min_points_per_centroid=1,
@@ -149,15 +171,15 @@ def kmeans(sample: Floats, start: Floats) -> Floats:
     return unit(np.asarray(learner.centroids, np.float32))
 
 
-def _dense(sample: Floats, seed: int) -> tuple[Floats, Floats, Ids]:
-    """Centers of dense groups, how near to one an image must be to belong to it, and the labels of the sample.
+def _hdbscan(sample: Floats, seed: int) -> tuple[Floats, Floats, Ids]:
+    """Return centers of dense groups, the least cosine to each that belongs to it, and the labels of the sample.
 
     Campello et al., PAKDD 2013. (n, D) -> (k, D), (k,), (n,)
     """
     from sklearn.cluster import HDBSCAN
     from sklearn.decomposition import PCA
 
-    least = max(LEAST, min(LEAST_MOST, len(sample) // LEAST_SHARE))
+    least = max(MIN_SIZE, min(MAX_MIN_SIZE, len(sample) // SIZE_SHARE))
     labels = np.full(len(sample), UNCLUSTERED, np.int64)
     if len(sample) > least:
         width = min(HDBSCAN_WIDTH, *sample.shape)
@@ -169,12 +191,12 @@ def _dense(sample: Floats, seed: int) -> tuple[Floats, Floats, Ids]:
     return centers, np.array(reach, np.float32), labels
 
 
-def _assigned(
-    index: Index, space: str, centers: Floats, reach: Floats, given: Ids | None, tell: Tell
+def _assign(
+    index: Index, space: str, centers: Floats, reach: Floats, given: Ids | None, tell: Progress
 ) -> tuple[Ids, Ids, Floats]:
-    """Every image to the nearest center if it lies within its reach, a block at a time, unless labels are given.
+    """Assign every image to the nearest center if it lies within its reach, a block at a time, unless labels are given.
 
-    -> ids, labels, cosine to the center, each (n,)
+    Returns ids, labels and cosines to the center, each (n,).
     """
     ids, labels, scores = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
     done, total = 0, len(index)
@@ -184,7 +206,7 @@ def _assigned(
         if len(centers) and given is None:
             label = np.where(products[own, nearest] >= reach[nearest], nearest, UNCLUSTERED)
         else:
-            label = np.full(len(rows), UNCLUSTERED) if given is None else _piece(given, done, len(rows))
+            label = np.full(len(rows), UNCLUSTERED) if given is None else _labels_of_block(given, done, len(rows))
         ids.append(block)
         labels.append(label)
         scores.append(products[own, np.where(label >= 0, label, nearest)])
@@ -193,16 +215,16 @@ def _assigned(
     return np.concatenate(ids), np.concatenate(labels), np.concatenate(scores)
 
 
-def _piece(given: Ids, start: int, rows: int) -> Ids:
-    """What was added to the index meanwhile has no label."""
+def _labels_of_block(given: Ids, start: int, rows: int) -> Ids:
+    """Return the given labels of a block; what was added to the index meanwhile is in no cluster."""
     piece = given[start : start + rows]
     return np.pad(piece, (0, rows - len(piece)), constant_values=UNCLUSTERED)
 
 
-def _numbered(method: str, space: str, ids: Ids, labels: Ids, distances: Floats, centers: Floats) -> Clusters:
-    """The largest first, and none that is empty."""
+def _by_size(method: str, space: str, ids: Ids, labels: Ids, distances: Floats, centers: Floats) -> Clustering:
+    """Number the clusters by size, the largest first, and drop empty ones."""
     sizes = np.bincount(labels[labels >= 0], minlength=len(centers))
     order = np.argsort(-sizes, kind="stable")[: int((sizes > 0).sum())]
     number = np.full(len(centers) + 1, UNCLUSTERED, np.int64)  # the last is for -1
     number[order] = np.arange(len(order))
-    return Clusters(method, space, ids, number[labels], distances, centers[order])
+    return Clustering(method, space, ids, number[labels], distances, centers[order])

@@ -1,4 +1,4 @@
-"""Contact sheets: small pictures of groups of images, as PNG files and as one page that needs nothing else."""
+"""Draw contact sheets: small pictures of groups of images, as PNG files and as one page that loads nothing else."""
 
 from __future__ import annotations
 
@@ -23,39 +23,47 @@ PAPER, INK, FAINT = "#ffffff", "#22262b", "#b6bcc4"
 
 
 @dataclass(frozen=True)
-class Row:
-    """A group: what it is called, and the paths of the pictures that are shown of it."""
+class SheetRow:
+    """A group of images: its title, and the paths of those that are shown."""
 
     title: str
     paths: Sequence[str]
 
 
 def write_sheets(
-    folder: Path, name: str, title: str, words: str, root: str, rows: Sequence[Row], pages: int = 50
+    folder: Path,
+    name: str,
+    title: str,
+    words: str,
+    root: str,
+    rows: Sequence[SheetRow],
+    *,
+    pages: int = 50,
+    page_groups: int = PAGE_GROUPS,
 ) -> list[Path]:
-    """``NAME.html``, and ``NAME-01.png`` … with twelve groups on each. -> the files"""
+    """Write ``NAME.html`` and at most ``pages`` sheets ``NAME-01.png`` … of twelve groups each; return the files."""
     sections = [Section(title, words)]
     files: list[Path] = []
     drawn: list[Image.Image] = []
-    for number, row in enumerate(rows[: max(PAGE_GROUPS, pages * ROWS)]):
+    for number, row in enumerate(rows[: max(page_groups, pages * ROWS)]):
         picture = strip(root, row)
-        if number < PAGE_GROUPS:
+        if number < page_groups:
             sections.append(Section(row.title, images=[(_caption(row), _png(picture))]))
         drawn.append(picture)
         if len(files) < pages and (len(drawn) == ROWS or number == len(rows) - 1):
             files.append(folder / f"{name}-{len(files) + 1:02d}.png")
             files[-1].write_bytes(_png(_stacked(drawn)))
             drawn = []
-    if len(rows) > PAGE_GROUPS:
-        more = f"{len(rows) - PAGE_GROUPS:,} smaller groups are not on this page; the table has all."
+    if len(rows) > page_groups:
+        more = f"{len(rows) - page_groups:,} smaller groups are not on this page; the table has all."
         sections[0] = Section(title, f"{words}\n\n{more}")
     page = folder / f"{name}.html"
     build_report(page, title=title, sections=sections)
     return [page, *files]
 
 
-def strip(root: str, row: Row) -> Image.Image:
-    """A line of words above a line of pictures."""
+def strip(root: str, row: SheetRow) -> Image.Image:
+    """Draw a line of words above a line of pictures."""
     sheet = Image.new("RGB", (EDGE + SHOWN * (TILE + EDGE), WORDS + TILE + EDGE), PAPER)
     ImageDraw.Draw(sheet).text((EDGE, 6), _plain(row.title), INK, font=ImageFont.load_default(14))
     for place, tile in enumerate(_tiles(root, row.paths[:SHOWN])):
@@ -92,10 +100,10 @@ def _png(picture: Image.Image) -> bytes:
     return buffer.getvalue()
 
 
-def _caption(row: Row) -> str:
+def _caption(row: SheetRow) -> str:
     return _plain(", ".join(Path(path).name for path in row.paths[:3])) + (" …" if len(row.paths) > 3 else "")
 
 
 def _plain(text: str) -> str:
-    """As the font and the page can show it."""
+    """Return text that the font and the page can show."""
     return text.encode("utf-8", "backslashreplace").decode()

@@ -1,8 +1,7 @@
-"""Images of an index that are the same, byte for byte or nearly so by their features."""
+"""Find images of an index that are the same: byte for byte, to the eye, or by their features."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
@@ -15,30 +14,37 @@ from finesight.data.decode import read_image
 from finesight.data.image_hash import content_hash, group_duplicates, merge_groups, perceptual_hash
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.types import Floats
-from finesight.search.base import Ids, Index, Item
+from finesight.search.base import Ids, Index, IndexItem
+from finesight.search.clusters import Progress
 from finesight.search.image_files import item_file
 
 THRESHOLD = 0.98  # cosine
-HELD_NUMBERS = 1 << 25  # of vectors held while all others pass by: 16,384 images of 2048 dimensions
-ROWS = 2048  # of those that pass, at a time
-KINDS = ("bytes", "picture", "features")
-
-Tell = Callable[[int, int], None]  # comparisons of blocks done, of all
+HELD_NUMBERS = 1 << 25  # of vectors held while all others are read: 16,384 images of 2048 dimensions
+ROWS = 2048  # that are read at a time
 
 
 @dataclass(frozen=True)
-class Group:
-    """Images that whatever steps connect, the best to keep first: most pixels, then most bytes."""
+class DuplicateGroup:
+    """Images connected by pairs that are the same, the best to keep first: most pixels, then most bytes."""
 
     kind: str  # "bytes": equal files; "picture": the same to the eye; "features": alike to the network
-    items: tuple[Item, ...]
+    items: tuple[IndexItem, ...]
     scores: tuple[float, ...]  # cosine of each with the first
 
 
 def find_duplicates(
-    index: Index, threshold: float = THRESHOLD, *, space: str | None = None, tell: Tell | None = None
-) -> list[Group]:
-    """Groups of two or more, the largest first. Equal files are found whatever the threshold."""
+    index: Index,
+    threshold: float = THRESHOLD,
+    *,
+    space: str | None = None,
+    tell: Progress | None = None,
+    held_numbers: int = HELD_NUMBERS,
+    rows: int = ROWS,
+) -> list[DuplicateGroup]:
+    """Return groups of two or more images, the largest first. Equal files are found whatever the threshold.
+
+    ``held_numbers`` and ``rows`` bound the memory: numbers of the vectors held, and rows compared with them at a time.
+    """
     if not 0 < threshold <= 1:
         raise FineSightError(f"The threshold must be above 0 and at most 1, not {threshold:g}.")
     space = index.meta.spaces[0] if space is None else space
@@ -46,34 +52,47 @@ def find_duplicates(
     places = np.argsort(known.ids)
     contents = _contents(index.meta.root, known.paths[places].tolist(), known.bytes[places])
     group = group_duplicates(contents, [None] * len(contents))
-    near_groups(index, space, threshold, known.ids[places], group, tell or (lambda done, of: None))
+    _join_by_features(
+        index, space, threshold, known.ids[places], group, tell or (lambda done, total: None), held_numbers, rows
+    )
     members = _members(group)
     found = [_group(index, space, known.ids[places][one], [contents[i] for i in one.tolist()]) for one in members]
     return sorted(filter(None, found), key=lambda one: (-len(one.items), one.items[0].path))
 
 
-def near_groups(index: Index, space: str, threshold: float, ids: Ids, group: NDArray[np.int64], tell: Tell) -> None:
-    """Joins, in ``group``, whatever has a cosine of at least ``threshold``. ``ids`` are all, ascending.
+def _join_by_features(
+    index: Index,
+    space: str,
+    threshold: float,
+    ids: Ids,
+    group: NDArray[np.int64],
+    tell: Progress,
+    held_numbers: int,
+    block_rows: int,
+) -> None:
+    """Join, in ``group``, images with a cosine of at least ``threshold``. ``ids`` are all, ascending.
 
-    Some vectors are held while all pass by in blocks; then the next are held. Each pair is met once or twice.
+    Some vectors are held while all are read in blocks; then the next are held. Each pair is met once or twice.
     """
-    held = max(1, HELD_NUMBERS // index.meta.dimension)
+    held = max(1, held_numbers // index.meta.dimension)
     edges = [*range(0, len(ids), held), len(ids)]
     for turn, (start, end) in enumerate(pairwise(edges)):
         mine = index.vectors(ids[start:end], space)
-        for block, rows in index.blocks(space, ROWS):
+        for block, rows in index.blocks(space, block_rows):
             there = np.searchsorted(ids, block)
             sure = (there < len(ids)) & (there >= start)  # with earlier ones they were compared when those were held
             sure[sure] = ids[there[sure]] == block[sure]  # the index may have grown meanwhile
-            _join_near(group, mine, start, rows[sure], there[sure], threshold)
+            _join_near(group, mine, start, rows[sure], there[sure], threshold, block_rows)
             tell(turn * len(ids) + min(int(there.max(initial=0)) + 1, len(ids)), (len(edges) - 1) * len(ids))
     tell(1, 1)
 
 
-def _join_near(group: NDArray[np.int64], mine: Floats, start: int, rows: Floats, there: Ids, threshold: float) -> None:
-    """(h, D), (r, D) with places ``there`` (r,)"""
-    for first in range(0, len(mine), ROWS):
-        scores = mine[first : first + ROWS] @ rows.T  # (≤ ROWS, r)
+def _join_near(
+    group: NDArray[np.int64], mine: Floats, start: int, rows: Floats, there: Ids, threshold: float, step: int
+) -> None:
+    """Join held images from position ``start``, (h, D), and images at the positions ``there``, (r, D) and (r,)."""
+    for first in range(0, len(mine), step):
+        scores = mine[first : first + step] @ rows.T  # (≤ step, r)
         left, right = np.nonzero(scores >= threshold)
         other = start + first + left != there[right]
         if other.any():
@@ -81,7 +100,7 @@ def _join_near(group: NDArray[np.int64], mine: Floats, start: int, rows: Floats,
 
 
 def _contents(root: str, paths: list[str], sizes: Ids) -> list[bytes | None]:
-    """A hash of every file that has the size of another one; only those need be read."""
+    """Return a hash of every file that has the size of another one; only those are read."""
     values, counts = np.unique(sizes, return_counts=True)
     shared = np.isin(sizes, values[counts > 1])
     return [_content(root, path) if twin else None for path, twin in zip(paths, shared.tolist(), strict=True)]
@@ -95,13 +114,13 @@ def _content(root: str, path: str) -> bytes | None:
 
 
 def _members(group: NDArray[np.int64]) -> list[NDArray[np.int64]]:
-    """Places of each group that has several."""
+    """Return the positions of each group that has several."""
     order = np.argsort(group, kind="stable")
     begins = np.flatnonzero(np.diff(group[order], prepend=-1))
     return [part for part in np.split(order, begins[1:]) if len(part) > 1]
 
 
-def _group(index: Index, space: str, ids: Ids, contents: list[bytes | None]) -> Group | None:
+def _group(index: Index, space: str, ids: Ids, contents: list[bytes | None]) -> DuplicateGroup | None:
     found = [(item, content) for item, content in zip(index.items(ids.tolist()), contents, strict=True) if item]
     found.sort(key=lambda pair: (-pair[0].width * pair[0].height, -pair[0].bytes, pair[0].path))
     if len(found) < 2:
@@ -109,11 +128,13 @@ def _group(index: Index, space: str, ids: Ids, contents: list[bytes | None]) -> 
     items = tuple(item for item, _ in found)
     vectors = index.vectors(np.array([item.id for item in items]), space)
     scores = np.minimum(vectors.astype(np.float64) @ vectors[0].astype(np.float64), 1)
-    return Group(_kind(index.meta.root, items, [content for _, content in found]), items, tuple(scores.tolist()))
+    return DuplicateGroup(
+        _kind(index.meta.root, items, [content for _, content in found]), items, tuple(scores.tolist())
+    )
 
 
-def _kind(root: str, items: tuple[Item, ...], contents: list[bytes | None]) -> str:
-    """What can be said of all of them."""
+def _kind(root: str, items: tuple[IndexItem, ...], contents: list[bytes | None]) -> str:
+    """Return the strictest kind that holds for all of them."""
     if contents[0] is not None and len(set(contents)) == 1:
         return "bytes"
     hashes = [_hash(item_file(root, item.path)) for item in items]

@@ -27,7 +27,7 @@ from finesight.features.types import Floats
 from finesight.io.atomic import atomic_path, write_atomic
 from finesight.io.lock import Busy, acquire
 from finesight.search import structures
-from finesight.search.base import Ids, Index, IndexMeta, Item, ItemList, NewItems
+from finesight.search.base import Ids, Index, IndexItem, IndexMeta, ItemList, NewItems
 from finesight.search.item_store import ItemStore, State
 from finesight.search.snapshot import Snapshot
 from finesight.search.structures import FaissLimits, fit_structure
@@ -83,7 +83,7 @@ class FaissIndex(Index):
     def list_items(self) -> ItemList:
         return self._store.list_items()
 
-    def items(self, ids: Sequence[int]) -> list[Item | None]:
+    def items(self, ids: Sequence[int]) -> list[IndexItem | None]:
         return self._store.items(ids)
 
     def vectors(self, ids: Ids, space: str) -> Floats:

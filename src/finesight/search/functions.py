@@ -1,4 +1,4 @@
-"""Searching from Python: what ``finesight.open_index`` and ``finesight.search_images`` are. No torch with ``onnx``."""
+"""``finesight.open_index`` and ``finesight.search_images``. With the engine ``onnx`` nothing imports torch."""
 
 from __future__ import annotations
 
@@ -13,7 +13,13 @@ from finesight.search.searcher import Searcher
 
 
 def open_index(where: str | Path, engine: str = "torch") -> Searcher:
-    """An index ready to be searched: a folder, a run that has one, ``milvus://host:port/collection`` or ``FILE.db``."""
+    """Open an index for searching: a folder, a run that has one, ``milvus://host:port/collection`` or ``FILE.db``.
+
+    Raises
+    ------
+    FineSightError
+        If there is no index, or its encoder cannot be loaded.
+    """
     index = find_index(where)
     return Searcher(index, open_embedder(engine, index))
 
@@ -29,7 +35,7 @@ def search_images(
     min_score: float | None = None,
     engine: str = "torch",
 ) -> tuple[Hit, ...]:
-    """The images of an index that look most like ``image``. For many searches open the index once."""
+    """Return the images of an index that look most like ``image``. For many searches use ``open_index`` once."""
     searcher = open_index(where, engine)
     try:
         return searcher.by_picture(image, k, by=by, box=box, diversity=diversity, min_score=min_score).hits

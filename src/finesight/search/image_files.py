@@ -1,4 +1,4 @@
-"""The files of an index's folder: which there are now, and none that lies outside of it, whatever links say."""
+"""List the files of an index's folder; files outside of it are refused, also behind links."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ UNREADABLE_FOLDER = "folder cannot be read"  # how ``list_folder`` begins what i
 
 
 @dataclass(frozen=True)
-class Found:
-    """A file as it is listed: its path (relative, POSIX) and what tells whether it changed."""
+class ImageFile:
+    """A file of the folder: its path (relative, POSIX) and what tells whether it changed."""
 
     path: str
     bytes: int
@@ -27,7 +27,7 @@ class Found:
 
 
 def item_file(root: str | Path, path: str) -> Path | None:
-    """The real file of an item, or none if it lies outside the root by now or is no plain file."""
+    """Return the real file of an item, or None if it lies outside the root by now or is no plain file."""
     real_root = os.path.realpath(root)
     real = os.path.realpath(os.path.join(real_root, path))
     if not _below(real, real_root) or not os.path.isfile(real):
@@ -35,10 +35,10 @@ def item_file(root: str | Path, path: str) -> Path | None:
     return Path(real)
 
 
-def list_files(source: ImageSource) -> tuple[list[Found], list[tuple[str, str]]]:
-    """The images of a source that lie in its folder; and path and reason of every other entry."""
+def list_files(source: ImageSource) -> tuple[list[ImageFile], list[tuple[str, str]]]:
+    """Return the images of a source that lie in its folder, and path and reason of every other entry."""
     root = os.path.realpath(source.root)
-    found: dict[str, Found] = {}
+    found: dict[str, ImageFile] = {}
     skipped = list(source.skipped)
     folders: dict[str, str] = {}  # real path of each folder, looked up once
     for given in source.paths.tolist():
@@ -55,12 +55,12 @@ def list_files(source: ImageSource) -> tuple[list[Found], list[tuple[str, str]]]
         elif not stat.S_ISREG(status.st_mode):
             skipped.append((given, "not a regular file"))
         else:
-            found[path] = Found(path, status.st_size, status.st_mtime_ns)
+            found[path] = ImageFile(path, status.st_size, status.st_mtime_ns)
     return list(found.values()), skipped
 
 
-def ids_of(paths: Iterable[str], taken: Mapping[str, int]) -> dict[str, int]:
-    """An id for each path: the one it has, else one made from its name, moved on if another path has that."""
+def assign_ids(paths: Iterable[str], taken: Mapping[str, int]) -> dict[str, int]:
+    """Return an id for each path: the one it has, else ``path_id``, or the next free one if another path has that."""
     owners = {item: path for path, item in taken.items()}
     ids = {}
     for path in paths:
@@ -73,18 +73,18 @@ def ids_of(paths: Iterable[str], taken: Mapping[str, int]) -> dict[str, int]:
 
 
 def path_id(path: str) -> int:
-    """The same for the same relative path, below 2**52."""
+    """Return the same number for the same relative path, below 2**52."""
     digest = hashlib.blake2b(os.fsencode(path), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - ID_BITS)
 
 
 def _relative(path: str, root: str) -> str:
-    """A list may name its files in full."""
+    """Return a path of a list, which may be absolute, relative to the root."""
     return os.path.relpath(path, root).replace(os.sep, "/") if os.path.isabs(path) else os.path.normpath(path)
 
 
 def _real(file: str, folders: dict[str, str]) -> str:
-    """``os.path.realpath``, but a folder of a thousand images is followed once."""
+    """Return the real path as ``os.path.realpath`` does, but follow the links of each folder only once."""
     if os.path.islink(file):
         return os.path.realpath(file, strict=True)
     folder, name = os.path.split(file)

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from finesight.errors import FineSightError
-from finesight.search.base import Ids, Item, ItemList
+from finesight.search.base import Ids, IndexItem, ItemList
 
 PATIENCE = 60.0  # seconds to wait for another process that commits just now
 SCHEMA = """
@@ -129,14 +129,14 @@ class ItemStore:
             rows = self._db.execute("SELECT id, path, bytes, mtime_ns FROM items ORDER BY path").fetchall()
         return ItemList.from_rows([(item, os.fsdecode(path), size, mtime) for item, path, size, mtime in rows])
 
-    def items(self, ids: Sequence[int]) -> list[Item | None]:
+    def items(self, ids: Sequence[int]) -> list[IndexItem | None]:
         with self._transaction():
             rows = [self._db.execute(ITEM, (int(item),)).fetchone() for item in ids]
         return [None if row is None else _to_item(row) for row in rows]
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def add(self, items: Sequence[Item]) -> None:
+    def add(self, items: Sequence[IndexItem]) -> None:
         """Commit items whose vectors are on disk already, in the rows that follow the last committed one."""
         with self._transaction(write=True):
             first = self._state().rows
@@ -225,13 +225,13 @@ def _identity(file: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _to_row(item: Item, row: int) -> tuple[object, ...]:
+def _to_row(item: IndexItem, row: int) -> tuple[object, ...]:
     mask = np.ascontiguousarray(item.mask, np.float32)
     facts = (item.id, os.fsencode(item.path), item.bytes, item.mtime_ns, item.width, item.height)
     return (*facts, mask.tobytes(), mask.shape[1], row)
 
 
-def _to_item(row: tuple[Any, ...]) -> Item:
+def _to_item(row: tuple[Any, ...]) -> IndexItem:
     item, path, size, mtime_ns, width, height, mask, mask_width = row
     cells = np.frombuffer(mask, np.float32).reshape(-1, mask_width)
-    return Item(item, os.fsdecode(path), size, mtime_ns, width, height, cells)
+    return IndexItem(item, os.fsdecode(path), size, mtime_ns, width, height, cells)

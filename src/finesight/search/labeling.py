@@ -1,4 +1,4 @@
-"""From clusters to labels: a table to fill in, and the list that comes of it."""
+"""Write clusters as a table to fill in labels, and turn the filled table into a labeled list."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from pathlib import Path
 
 from finesight.errors import FineSightError
 from finesight.search.base import Index
-from finesight.search.clusters import UNCLUSTERED, Clusters
+from finesight.search.clusters import UNCLUSTERED, Clustering
 
 COLUMNS = ("cluster", "label", "distance", "path")
 LEFT_OUT = "-"  # a label that means: not this one
@@ -19,7 +19,7 @@ LEFT_OUT = "-"  # a label that means: not this one
 
 @dataclass(frozen=True)
 class Labels:
-    """Path and label, and how many have none."""
+    """Labels that a person filled in, and how many images have none."""
 
     rows: list[tuple[str, str]]
     unlabeled: int
@@ -27,21 +27,27 @@ class Labels:
     gone: int  # no longer in the index
 
 
-def write_table(file: Path, found: Clusters, paths: dict[int, str]) -> None:
-    """A line for every image, by cluster, nearest to the center first: a label in any line of a cluster is for all."""
-    with writing(file) as stream:
+def write_table(file: Path, found: Clustering, paths: dict[int, str]) -> None:
+    """Write a line for every image, by cluster, nearest to the center first; ``label`` is left empty."""
+    with open_for_writing(file) as stream:
         writer = csv.writer(stream)
         writer.writerow(COLUMNS)
         for cluster in [*range(len(found)), UNCLUSTERED]:
             name = "" if cluster == UNCLUSTERED else str(cluster)
-            for place in found.places(cluster).tolist():
+            for place in found.positions(cluster).tolist():
                 path = paths.get(int(found.ids[place]))
                 if path is not None:
                     writer.writerow((name, "", f"{found.distances[place]:.4f}", path))
 
 
 def read_labels(file: Path, index: Index) -> Labels:
-    """What a person filled in. A line's own label counts; else the one of its cluster if there is only one."""
+    """Read the labels of a table: a line's own label, else that of its cluster if there is only one.
+
+    Raises
+    ------
+    FineSightError
+        If the file is no table of clusters or has no label of an image in the index.
+    """
     lines = _read(file)
     by_cluster: dict[str, set[str]] = defaultdict(set)
     for line in lines:
@@ -68,15 +74,15 @@ def read_labels(file: Path, index: Index) -> Labels:
 
 
 def write_list(file: Path, labels: Labels) -> None:
-    """``path,label``, as --data reads it."""
-    with writing(file) as stream:
+    """Write the columns ``path`` and ``label``, as --data reads them."""
+    with open_for_writing(file) as stream:
         writer = csv.writer(stream, lineterminator="\n")
         writer.writerow(("path", "label"))
         writer.writerows(labels.rows)
 
 
-def writing(file: Path) -> io.TextIOWrapper:
-    """File names that are not UTF-8 are written as the file system has them."""
+def open_for_writing(file: Path) -> io.TextIOWrapper:
+    """Open a CSV file for writing; names that are not UTF-8 keep their bytes. Raises ``FineSightError`` if it fails."""
     try:
         return open(file, "w", newline="", encoding="utf-8", errors="surrogateescape")
     except OSError as error:
@@ -84,7 +90,7 @@ def writing(file: Path) -> io.TextIOWrapper:
 
 
 def _read(file: Path) -> list[dict[str, str]]:
-    """Spreadsheets write other separators and marks; columns may have moved."""
+    """Read a table as spreadsheets may have saved it: other separators, a byte-order mark, columns moved."""
     try:
         text = file.read_bytes().decode("utf-8-sig", "surrogateescape")
     except OSError as error:

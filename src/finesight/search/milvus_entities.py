@@ -11,7 +11,7 @@ import numpy as np
 
 from finesight.features.types import Floats
 from finesight.search import structures
-from finesight.search.base import IndexMeta, Item
+from finesight.search.base import IndexItem, IndexMeta
 from finesight.search.image_files import path_id
 from finesight.search.milvus_client import Address, pymilvus
 
@@ -55,7 +55,7 @@ def sort_hits(hits: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
     )
 
 
-def to_entity(item: Item, vectors: dict[str, Floats]) -> dict[str, Any]:
+def to_entity(item: IndexItem, vectors: dict[str, Floats]) -> dict[str, Any]:
     mask = np.ascontiguousarray(item.mask, np.float32)
     return {
         "id": item.id,
@@ -71,9 +71,11 @@ def to_entity(item: Item, vectors: dict[str, Floats]) -> dict[str, Any]:
     }
 
 
-def from_entity(row: dict[str, Any]) -> Item:
+def from_entity(row: dict[str, Any]) -> IndexItem:
     cells = np.frombuffer(base64.b64decode(row["mask"]), np.float32).reshape(-1, row["mask_width"])
-    return Item(row["id"], text_to_path(row["path"]), row["bytes"], row["mtime_ns"], row["width"], row["height"], cells)
+    return IndexItem(
+        row["id"], text_to_path(row["path"]), row["bytes"], row["mtime_ns"], row["width"], row["height"], cells
+    )
 
 
 def path_to_text(path: str) -> str:

@@ -23,7 +23,7 @@ from finesight.errors import FineSightError
 from finesight.features.encoder_folder import encoder_folder, fingerprint
 from finesight.features.types import Floats
 from finesight.search import structures
-from finesight.search.base import Ids, Index, IndexMeta, Item, ItemList, NewItems
+from finesight.search.base import Ids, Index, IndexItem, IndexMeta, ItemList, NewItems
 from finesight.search.image_files import path_id
 from finesight.search.milvus_client import TIMEOUT, Address, connections, milvus_errors
 from finesight.search.milvus_entities import (
@@ -153,7 +153,7 @@ class MilvusIndex(Index):
         ]
         return ItemList.from_rows(sorted(rows, key=lambda row: (row[1], row[0])))
 
-    def items(self, ids: Sequence[int]) -> list[Item | None]:
+    def items(self, ids: Sequence[int]) -> list[IndexItem | None]:
         items = {row["id"]: from_entity(row) for row in self._get([int(item) for item in ids], FIELDS)}
         return [items.get(int(item)) for item in ids]
 
@@ -298,7 +298,7 @@ class MilvusIndex(Index):
             self._client.alter_collection_properties(self.address.collection, {FACTS: json.dumps(facts)})
         self._held_facts = time.monotonic(), facts
 
-    def _remove_other_ids(self, items: Sequence[Item]) -> None:
+    def _remove_other_ids(self, items: Sequence[IndexItem]) -> None:
         """Remove entities that have the path of a new item under another id. This comes first: a path must not be there
         twice, whenever the process is killed."""
         owners = {path_to_text(item.path): item.id for item in items}

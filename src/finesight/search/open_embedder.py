@@ -28,7 +28,7 @@ def open_embedder(kind: str, index: Index, run: str | Path | None = None) -> Emb
 
 
 def require_same(index: Index, embedder: Embedder, what: str) -> None:
-    """Features of two encoders cannot be compared."""
+    """Raise ``FineSightError`` if the embedder is not that of the index: their features cannot be compared."""
     if embedder.fingerprint != index.meta.fingerprint:
         raise FineSightError(
             f"The index was made by another encoder ({index.meta.run}, fingerprint {index.meta.fingerprint[:12]}) than "
@@ -38,7 +38,7 @@ def require_same(index: Index, embedder: Embedder, what: str) -> None:
 
 
 def open_onnx_embedder(index: Index, model: str | Path | None = None) -> OnnxEmbedder:
-    """By the file given, or by the ``model.onnx`` beside the index or in the run that made it."""
+    """Open the file given, or the ``model.onnx`` beside the index or in the run that made it."""
     if model is not None:
         file = Path(model)
         return OnnxEmbedder(file / MODEL if file.is_dir() else file)

@@ -1,4 +1,4 @@
-"""Search an index by a picture, by one of its own images, or by a vector."""
+"""Search an index by a picture or by a vector."""
 
 from __future__ import annotations
 
@@ -15,11 +15,10 @@ from finesight.features.preprocess import Picture, check_box, picture_view
 from finesight.features.types import Box, Embedder, Embedding, Floats, View
 from finesight.nn.poolings import find_pooling
 from finesight.search.base import Hit, Ids, Index
-from finesight.search.image_files import item_file
 from finesight.search.open_embedder import require_same
 
-POOL, LEAST_POOL, MOST_POOL = 5, 50, 1000  # candidates for a varied answer: so many for each hit, within these limits
-MOST = 10_000  # hits of one search
+POOL, MIN_POOL, MAX_POOL = 5, 50, 1000  # candidates for diverse hits: so many for each hit, within these limits
+MAX_HITS = 10_000  # of one search
 
 
 class UnusablePicture(FineSightError):
@@ -28,7 +27,7 @@ class UnusablePicture(FineSightError):
 
 @dataclass(frozen=True)
 class Answer:
-    """Hits, best first, and what was seen in the query where it was a picture."""
+    """Hits, best first, and the view and embedding of the query where it was a picture."""
 
     space: str
     hits: tuple[Hit, ...]
@@ -39,11 +38,12 @@ class Answer:
 
 
 class Searcher:
-    """An index and the embedder that sees queries as the index's images were seen. Threads may share one.
+    """Searches an index; threads may share one. Without an embedder it searches by vectors only.
 
-    ``by`` is the pooling that is compared by: one of the index's, ``rationale`` for the one of its that looks where the
-    rationale does, by default its first. ``box`` narrows the query to a part: x, y, width, height as shares of the
-    picture. ``diversity`` trades nearness for hits that differ from each other; ``min_score`` is a cosine.
+    All searches take the number of hits ``k`` and the pooling ``by`` whose features are compared: one of the index,
+    ``rationale`` for the one that uses the rationale's mask, by default the index's first. ``box`` narrows the query to
+    a part: x, y, width, height as shares of the picture. ``diversity`` goes from 0 (nearest first) to 1 (hits that
+    differ from each other), ``min_score`` is the least cosine of a hit. What makes no sense raises ``FineSightError``.
     """
 
     def __init__(self, index: Index, embedder: Embedder | None = None) -> None:
@@ -61,44 +61,12 @@ class Searcher:
         diversity: float = 0.0,
         min_score: float | None = None,
     ) -> Answer:
+        """Return the images that look most like ``picture``; raise ``UnusablePicture`` if it cannot be read."""
         start = time.perf_counter()
         space = self.space(by)
-        view, embedding = self.see(picture, box)
+        view, embedding = self.embed_picture(picture, box)
         middle = time.perf_counter()
         hits = self._hits(embedding.features[space], k, space, diversity, min_score, None)
-        end = time.perf_counter()
-        return Answer(space, hits, view, embedding, 1000 * (middle - start), 1000 * (end - middle))
-
-    def by_item(
-        self,
-        item: int,
-        k: int = 10,
-        *,
-        by: str | None = None,
-        box: Box | None = None,
-        diversity: float = 0.0,
-        min_score: float | None = None,
-    ) -> Answer:
-        """Like an image of the index, which is itself left out. Its file is read only for a box."""
-        space = self.space(by)
-        found = self.index.item(item)
-        if found is None:
-            raise FineSightError(f"The index has no item {item}.")
-        start = time.perf_counter()
-        view: View | None = None
-        embedding: Embedding | None = None
-        if box is None:
-            vector = self.index.vectors(np.array([item], np.int64), space)[0]
-        else:
-            file = item_file(self.index.meta.root, found.path)
-            if file is None:
-                raise UnusablePicture(
-                    f"{found.path} is not in {self.index.meta.root} any more: it has no parts to show."
-                )
-            view, embedding = self.see(file, box)
-            vector = embedding.features[space]
-        middle = time.perf_counter()
-        hits = self._hits(vector, k, space, diversity, min_score, item)
         end = time.perf_counter()
         return Answer(space, hits, view, embedding, 1000 * (middle - start), 1000 * (end - middle))
 
@@ -112,7 +80,7 @@ class Searcher:
         min_score: float | None = None,
         left_out: int | None = None,
     ) -> Answer:
-        """A feature of any length, as ``Encoder.embed`` makes it; the item ``left_out`` is no answer. (D,)"""
+        """Return the images nearest to a feature (D,) of any length, as ``Encoder.embed`` makes it."""
         space = self.space(by)
         query = np.asarray(vector, np.float32).reshape(-1)
         if len(query) != self.index.meta.dimension or not np.isfinite(query).all():
@@ -121,10 +89,10 @@ class Searcher:
         hits = self._hits(unit(query), k, space, diversity, min_score, left_out)
         return Answer(space, hits, search_ms=1000 * (time.perf_counter() - start))
 
-    def see(self, picture: Picture, box: Box | None = None) -> tuple[View, Embedding]:
-        """What the embedder makes of a picture, or of a part of it."""
+    def embed_picture(self, picture: Picture, box: Box | None = None) -> tuple[View, Embedding]:
+        """Embed a picture, or a part of it; raise ``UnusablePicture`` if it cannot be read."""
         if self.embedder is None:
-            raise FineSightError("This searcher has no embedder: it can search by items and vectors only.")
+            raise FineSightError("This searcher has no embedder: it can search by vectors only.")
         box = None if box is None else check_box(box)
         try:
             view = picture_view(picture, self.embedder.resolution, box)
@@ -134,7 +102,7 @@ class Searcher:
         return view, self.embedder.encode([view], [box])[0]
 
     def space(self, by: str | None) -> str:
-        """The space of the index that ``by`` means."""
+        """Return the space of the index that ``by`` names; raise ``FineSightError`` if there is none."""
         spaces = self.index.meta.spaces
         if by is None:
             return spaces[0]
@@ -147,20 +115,20 @@ class Searcher:
     def _hits(
         self, query: Floats, k: int, space: str, diversity: float, min_score: float | None, left_out: int | None
     ) -> tuple[Hit, ...]:
-        if not 1 <= k <= MOST:
-            raise FineSightError(f"The number of hits must be between 1 and {MOST:,}, not {k}.")
+        if not 1 <= k <= MAX_HITS:
+            raise FineSightError(f"The number of hits must be between 1 and {MAX_HITS:,}, not {k}.")
         if not 0 <= diversity <= 1:
             raise FineSightError(f"Diversity must be between 0 and 1, not {diversity:g}.")
         if min_score is not None and math.isnan(min_score):
             raise FineSightError("The minimum score must be a number: no score is above or below nan.")
-        pool = k if not diversity else max(k, min(MOST_POOL, max(LEAST_POOL, POOL * k)))
+        pool = k if not diversity else max(k, min(MAX_POOL, max(MIN_POOL, POOL * k)))
         scores, ids = (found[0] for found in self.index.search(query[None], pool + (left_out is not None), space))
         keep = (ids >= 0) & (ids != (-1 if left_out is None else left_out))
         if min_score is not None:
             keep &= scores >= min_score
         scores, ids = scores[keep][:pool], ids[keep][:pool]
         if diversity:
-            order = varied(scores, self.index.vectors(ids, space), k, diversity)
+            order = diversify(scores, self.index.vectors(ids, space), k, diversity)
             scores, ids = scores[order], ids[order]
         items = self.index.items(ids[:k].tolist())
         return tuple(
@@ -170,10 +138,10 @@ class Searcher:
         )
 
 
-def varied(scores: Floats, vectors: Floats, k: int, diversity: float) -> Ids:
-    """The order of the k picked one after the other by (1 − d) · score − d · nearest of those picked. (n,), (n, D)
+def diversify(scores: Floats, vectors: Floats, k: int, diversity: float) -> Ids:
+    """Return the order of k candidates by maximal marginal relevance (Carbonell and Goldstein, SIGIR 1998).
 
-    Maximal marginal relevance: Carbonell and Goldstein, SIGIR 1998. Equal ones keep their order.
+    Each next one has the highest (1 − d) · score − d · (cosine to the nearest chosen before). (n,), (n, D) -> (k,)
     """
     order: list[int] = []
     nearest = np.zeros(len(scores))

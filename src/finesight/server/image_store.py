@@ -19,7 +19,7 @@ from finesight.data.store import default_cache_dir
 from finesight.features.preprocess import center_box
 from finesight.features.types import Box, Embedding, Floats, View
 from finesight.io.atomic import write_atomic
-from finesight.search.base import Index, Item
+from finesight.search.base import Index, IndexItem
 from finesight.server.config import ServerConfig
 from finesight.server.images import THUMBNAIL_SIDE, draw_jpeg, read_view
 from finesight.server.safe_files import ImageMissing, open_inside
@@ -38,7 +38,7 @@ class ServedImage:
     height: int
     view: Box
     mask: Floats
-    item: Item | None = None  # of an image of the index
+    item: IndexItem | None = None  # of an image of the index
     data: bytes = b""  # of an upload: its file and the features of its whole view
     features: dict[str, Floats] = field(default_factory=dict)
 
@@ -120,7 +120,7 @@ class ImageStore:
                     self._thumbnails.add(tag, data)
             return tag, data
 
-    def _tag(self, item: Item, size: int, mtime_ns: int, side: int) -> str:
+    def _tag(self, item: IndexItem, size: int, mtime_ns: int, side: int) -> str:
         """Return a name that is another one as soon as the file changes."""
         file = os.path.join(self._index.meta.root, item.path)
         content = f"{size}\0{mtime_ns}\0{side}\0".encode() + os.fsencode(file)

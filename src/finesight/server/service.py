@@ -15,8 +15,8 @@ from fastapi import HTTPException
 
 from finesight.errors import FineSightError
 from finesight.features.types import Box, Embedder, Floats
-from finesight.search.base import Hit, Index, Item
-from finesight.search.clusters import Clusters, cluster
+from finesight.search.base import Hit, Index, IndexItem
+from finesight.search.clusters import Clustering, cluster
 from finesight.search.searcher import Searcher
 from finesight.server import schemas
 from finesight.server.config import ServerConfig
@@ -213,16 +213,16 @@ class SearchService:
         items = self._describe(ids[page.offset :][: page.limit])
         return schemas.ClusterItems(id=number, size=len(ids), items=items)
 
-    def _clusters_for(self, options: ClusterOptions) -> Clusters | None:
+    def _clusters_for(self, options: ClusterOptions) -> Clustering | None:
         """Return the clusters, found now or kept since; None of an empty index."""
         count = options.count if options.method == "kmeans" else None  # HDBSCAN takes no count
         return self._clusters(options.method, count, len(self.index), time.monotonic() // CLUSTERS_SECONDS)
 
-    def _find_clusters(self, method: str, count: int | None, items: int, period: float) -> Clusters | None:
+    def _find_clusters(self, method: str, count: int | None, items: int, period: float) -> Clustering | None:
         return cluster(self.index, method, count) if items else None
 
 
-def _item_fields(item: Item | Hit) -> dict[str, str | int]:
+def _item_fields(item: IndexItem | Hit) -> dict[str, str | int]:
     return {
         "id": str(item.id),
         "path": printable(item.path),
