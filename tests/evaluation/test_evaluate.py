@@ -24,7 +24,8 @@ from finesight.evaluation import evaluate as module
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings, split_indices
 from finesight.evaluation.knn import knn_places
 from finesight.evaluation.linear import linear_probe
-from finesight.evaluation.protocol import Protocol, setting_words
+from finesight.evaluation.protocols import setting_words
+from finesight.evaluation.protocols.finesight import FineSightProtocol
 from finesight.features.encoder import Encoder, EncoderOutput
 from finesight.features.wide import WideRows
 from finesight.nn.backbone_config import BackboneConfig
@@ -397,18 +398,18 @@ def test_label_files_are_shared(birds: Path, lcr: Path, tmp_path: Path) -> None:
 
 def test_parts_given_are_those_fitted_to(encoder: Encoder, birds: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.json"
-    evaluate(encoder, birds, fractions=(20,), protocol=Protocol(save_labels=few), progress=False)
+    evaluate(encoder, birds, fractions=(20,), protocol=FineSightProtocol(save_labels=few), progress=False)
     told = json.loads(few.read_text())
     told["fractions"]["20"] = {name: paths[:1] for name, paths in told["fractions"]["20"].items()}
     few.write_text(json.dumps(told))
-    scores = evaluate(encoder, birds, fractions=(20,), protocol=Protocol(labels=few), progress=False).scores
+    scores = evaluate(encoder, birds, fractions=(20,), protocol=FineSightProtocol(labels=few), progress=False).scores
     assert scores["setting"]["validation"]["20"] == {"images": 0, "folds": 0}, "one image a class"
     assert (scores["linear"]["20"]["lr"], scores["linear"]["20"]["epochs"]) == (30, 100)
     assert "nothing to choose on at 20 %" in setting_words(scores)
 
 
 def test_without_neighbors(encoder: Encoder, birds: Path) -> None:
-    found = evaluate(encoder, birds, fractions=(20,), protocol=Protocol(knn=()), progress=False)
+    found = evaluate(encoder, birds, fractions=(20,), protocol=FineSightProtocol(knn=()), progress=False)
     assert "knn" not in found.scores
     assert "knn" not in found.scores["ci"]
     quick = evaluate(encoder, birds, linear=False, progress=False).scores

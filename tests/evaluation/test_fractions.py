@@ -12,7 +12,7 @@ import pytest
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.evaluation.evaluate import split_indices
-from finesight.evaluation.fractions import drawn_parts, nested_fractions, read_parts, write_parts
+from finesight.evaluation.fractions import draw_parts, nested_fractions, read_parts, write_parts
 from real_birds import PROJECT, cub_root
 
 
@@ -24,7 +24,7 @@ def source(birds: Path) -> ImageSource:
 @pytest.fixture
 def written(source: ImageSource, tmp_path: Path) -> tuple[Path, np.ndarray, dict[int, np.ndarray]]:
     train = split_indices(source)[0]
-    parts = drawn_parts(source.labels[train], (100, 50, 20), 3)
+    parts = draw_parts(source.labels[train], (100, 50, 20), 3)
     write_parts(tmp_path / "labels.json", source, train, parts, 3)
     return tmp_path / "labels.json", train, parts
 
@@ -46,7 +46,7 @@ def test_there_and_back(written: tuple[Path, np.ndarray, dict[int, np.ndarray]],
 
 def test_the_draw_is_the_probes(source: ImageSource) -> None:
     labels = source.labels[split_indices(source)[0]]
-    for percent, part in drawn_parts(labels, (100, 7), 0).items():
+    for percent, part in draw_parts(labels, (100, 7), 0).items():
         assert np.array_equal(part, nested_fractions(labels, [percent / 100])[percent / 100])
 
 
@@ -64,7 +64,7 @@ def test_only_the_first_classes(written: tuple[Path, np.ndarray, dict[int, np.nd
     few = source.first_classes(2)
     train = split_indices(few)[0]
     got, _ = read_parts(written[0], few, train, (50,), limit_classes=2)
-    assert np.array_equal(got[50], drawn_parts(few.labels[train], (50,), 3)[50]), "a class is drawn by itself"
+    assert np.array_equal(got[50], draw_parts(few.labels[train], (50,), 3)[50]), "a class is drawn by itself"
     with pytest.raises(FineSightError, match="not among the readable train images"):
         read_parts(written[0], few, train, (50,))
 
@@ -107,7 +107,7 @@ def test_unlabeled_images_are_in_no_fraction(source: ImageSource, tmp_path: Path
     labels[::5] = -1
     some = replace(source, labels=labels)
     train = split_indices(some)[0]
-    parts = drawn_parts(some.labels[train], (100, 50), 0)
+    parts = draw_parts(some.labels[train], (100, 50), 0)
     write_parts(tmp_path / "labels.json", some, train, parts, 0)
     got, _ = read_parts(tmp_path / "labels.json", some, train, (100, 50))
     for percent in (100, 50):
@@ -118,7 +118,7 @@ def test_unlabeled_images_are_in_no_fraction(source: ImageSource, tmp_path: Path
 def test_names_that_are_not_utf8(source: ImageSource, tmp_path: Path) -> None:
     odd = replace(source, paths=np.array([f"{path}\udce9" for path in source.paths.tolist()]))
     train = split_indices(odd)[0]
-    parts = drawn_parts(odd.labels[train], (50,), 0)
+    parts = draw_parts(odd.labels[train], (50,), 0)
     write_parts(tmp_path / "labels.json", odd, train, parts, 0)
     assert np.array_equal(read_parts(tmp_path / "labels.json", odd, train, (50,))[0][50], parts[50])
 
@@ -127,7 +127,7 @@ def test_the_shared_lists_of_cub_are_the_draw(tmp_path: Path) -> None:
     """results/labels/cub.json is what the probe draws on the real dataset."""
     cub = open_source(cub_root())
     train = split_indices(cub)[0]
-    parts = drawn_parts(cub.labels[train], (100, 50, 20), 0)
+    parts = draw_parts(cub.labels[train], (100, 50, 20), 0)
     shared = PROJECT / "results" / "labels" / "cub.json"
     got, seed = read_parts(shared, cub, train, (100, 50, 20))
     assert seed == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from enum import StrEnum
 from pathlib import Path
@@ -11,15 +12,14 @@ import typer
 
 from finesight.cli.options import CacheDir, Data, Json, PoolingOption, Quiet, Workers
 from finesight.errors import FineSightError
+from finesight.evaluation.protocols import PROTOCOLS, Protocol
 
 if TYPE_CHECKING:
     from finesight.evaluation.evaluate import Evaluation
     from finesight.features.encoder import Encoder
 
 
-class ProtocolChoice(StrEnum):
-    finesight = "finesight"
-    released = "released"
+ProtocolChoice = StrEnum("ProtocolChoice", {name: name for name in PROTOCOLS})  # type: ignore[misc]
 
 
 def evaluate(
@@ -35,7 +35,7 @@ def evaluate(
     pooling: PoolingOption = None,
     protocol: Annotated[
         ProtocolChoice, typer.Option(help="The paper's text, or what its released code does (docs/protocols.md).")
-    ] = ProtocolChoice.finesight,
+    ] = ProtocolChoice("finesight"),
     linear: Annotated[bool, typer.Option(help="Fit the linear probe too.")] = True,
     knn: Annotated[bool, typer.Option(help="Classify by nearest train images too (not with --no-linear).")] = True,
     fractions: Annotated[str, typer.Option(help="Percentages of the train labels for the probe.")] = "100,50,20",
@@ -58,34 +58,28 @@ def evaluate(
     """Score a run, or any backbone as it is: retrieval, linear probe, kNN, attention on the object."""
     if (run is None) == (backbone is None):
         raise FineSightError("Give either the folder of a run or --backbone, not both and not neither.")
-    released = protocol == "released"
-    _refuse_idle(released, linear, probe_epochs=probe_epochs, state=state, labels=labels)
+    chosen = PROTOCOLS.find(str(protocol))
+    _refuse_idle(chosen, linear, probe_epochs=probe_epochs, state=state, labels=labels)
     percents = _percents(fractions)
     for option, file in (("--save-labels", save_labels), ("--per-class", per_class)):
         _check_folder(option, file)
     from finesight import api
-    from finesight.evaluation.knn import NEIGHBORS
-    from finesight.evaluation.protocol import Protocol
     from finesight.io.console import console
-    from finesight.paper.released import EPOCHS
 
     encoder = api.load(run) if run is not None else _frozen(backbone, weights, resolution, output_stride, stride_in_1x1)
-    rules = Protocol(
-        "released" if released else "finesight",
-        knn=NEIGHBORS if knn else (),
-        labels=labels,
-        save_labels=save_labels,
-        probe_epochs=probe_epochs or EPOCHS,
-        state=state or _run_state(run),
-        seed=seed,
-    )
+    own = {"probe_epochs": probe_epochs, "state": state or _run_state(run)}
+    settings: dict[str, Any] = {
+        name: value for name, value in own.items() if value is not None and name in _fields(chosen)
+    }
+    if not knn:
+        settings["knn"] = ()
     result = api.evaluate(
         encoder,
         data,
         pooling=None if pooling is None else str(pooling),
         linear=linear,
         fractions=percents,
-        protocol=rules,
+        protocol=chosen(labels=labels, save_labels=save_labels, seed=seed, **settings),
         limit_classes=limit_classes,
         cache_dir=cache_dir,
         workers=workers,
@@ -107,7 +101,7 @@ def evaluate(
 
 
 def _print(name: str, result: Evaluation) -> None:
-    from finesight.evaluation.protocol import setting_words
+    from finesight.evaluation.protocols import setting_words
     from finesight.io.console import print_table
     from finesight.report.run_report import score_table, super_table
 
@@ -134,7 +128,7 @@ def _frozen(
 
 
 def _percents(text: str) -> tuple[int, ...]:
-    """(100, 50, 20) of "100,50,20"."""
+    """Return (100, 50, 20) for "100,50,20"."""
     try:
         percents = tuple(int(part) for part in text.split(","))
     except ValueError:
@@ -144,25 +138,30 @@ def _percents(text: str) -> tuple[int, ...]:
     return percents
 
 
-def _refuse_idle(released: bool, linear: bool, **given: Any) -> None:
-    """An option that would do nothing is a mistake."""
+def _fields(protocol: type[Protocol]) -> set[str]:
+    return {field.name for field in dataclasses.fields(protocol)}
+
+
+def _refuse_idle(protocol: type[Protocol], linear: bool, **given: Any) -> None:
+    """Refuse an option that would do nothing: it is a mistake."""
     for name, value in given.items():
         option = f"--{name.replace('_', '-')}"
         if value is not None and not linear:
             raise FineSightError(f"{option} is about the linear probe, which --no-linear leaves out.")
-        if value is not None and not released and name != "labels":
-            raise FineSightError(f"{option} is about the released probe: give --protocol released too.")
+        if value is not None and name not in _fields(protocol):
+            owners = " or ".join(other for other, piece in PROTOCOLS.items() if name in _fields(piece))
+            raise FineSightError(f"{option} is about the {owners} probe: give --protocol {owners} too.")
 
 
 def _check_folder(option: str, file: Path | None) -> None:
-    """Before hours of work, not after."""
+    """Refuse a file that cannot be written, before hours of work."""
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         reason = "is a folder" if file.is_dir() else "lies in a folder that does not exist"
         raise FineSightError(f"{option} {file} {reason}: give a file.")
 
 
 def _run_state(run: Path | None) -> Path | None:
-    """In the run folder, where it is one and not a bare encoder."""
+    """Return where a run keeps the state of its probe; None for a bare encoder."""
     return run / "probe" if run is not None and (run / "config.yaml").exists() else None
 
 

@@ -1,10 +1,9 @@
-"""Retrieval, linear probe, kNN and localization of one encoder on one source, by one of two protocols."""
+"""Score one encoder on one source by a protocol: retrieval, linear probe, kNN and localization."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,20 +15,19 @@ from finesight.data.layouts.layout import official_counts
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.evaluation.bootstrap import score_intervals
-from finesight.evaluation.fractions import Parts, drawn_parts, read_parts, write_parts
+from finesight.evaluation.fractions import Parts, draw_parts, read_parts, write_parts
 from finesight.evaluation.knn import knn_places
-from finesight.evaluation.linear import ProbeResult, linear_probe
-from finesight.evaluation.localization import located_by
+from finesight.evaluation.linear import ProbeResult
+from finesight.evaluation.localization import localize_poolings
 from finesight.evaluation.metrics import METRICS, Values, classifier_values
 from finesight.evaluation.per_class import Row, class_rows, query_labels, super_rows
-from finesight.evaluation.protocol import Protocol, provenance
-from finesight.evaluation.retrieval import RetrievalScores, Ties, retrieval
+from finesight.evaluation.protocols import ProbeTask, Protocol, provenance
+from finesight.evaluation.protocols.finesight import FineSightProtocol
+from finesight.evaluation.retrieval import RetrievalScores, retrieval
 from finesight.features.encoder import Encoder
 from finesight.features.extract import Extracted, extract
 from finesight.features.wide import Features, joined
-from finesight.io.console import console
 from finesight.nn.poolings import find_pooling
-from finesight.paper.released import Task, released_probe
 
 SPLIT_SEED = 0
 TRAIN_SHARE = 0.7  # of each class, where a labeled source has no split of its own
@@ -44,39 +42,16 @@ class Evaluation:
     test: NDArray[np.int64]  # indices into the cache
     extracted: Extracted  # of the test images
     pooling: str
-    queries: RetrievalScores  # what each query found, for comparing two encoders query by query
+    queries: RetrievalScores  # what each query gave, for comparing two encoders query by query
     classes: list[Row] = field(default_factory=list)  # scores by class, the worst first
 
 
 def evaluate(
-    encoder: Encoder,
-    data: str | Path | ImageSource,
-    *,
-    pooling: str | None = None,
-    linear: bool = True,
-    fractions: Sequence[int] = (100, 50, 20),
-    normalize: bool | None = None,
-    protocol: Protocol | None = None,
-    limit_classes: int | None = None,
-    cache_dir: Path | None = None,
-    workers: int | None = None,
-    progress: bool = True,
+    encoder: Encoder, data: str | Path | ImageSource, *, pooling: str | None = None, **options: Any
 ) -> Evaluation:
-    """Score ``encoder`` on ``data``: retrieval within test, a probe from train to test, attention on the object."""
+    """Score ``encoder`` on ``data`` under one pooling; ``options`` are those of ``evaluate_poolings``."""
     name = pooling or encoder.config.pooling
-    return evaluate_poolings(
-        encoder,
-        data,
-        (name,),
-        linear=linear,
-        fractions=fractions,
-        normalize=normalize,
-        protocol=protocol,
-        limit_classes=limit_classes,
-        cache_dir=cache_dir,
-        workers=workers,
-        progress=progress,
-    )[name]
+    return evaluate_poolings(encoder, data, (name,), **options)[name]
 
 
 def evaluate_poolings(
@@ -93,16 +68,33 @@ def evaluate_poolings(
     cache_dir: Path | None = None,
     workers: int | None = None,
     progress: bool = True,
-    found: Callable[[Evaluation], None] | None = None,
+    on_result: Callable[[Evaluation], None] | None = None,
 ) -> dict[str, Evaluation]:
-    """``evaluate`` under each of ``poolings``, with one pass over the images for all of them.
+    """Score ``encoder`` under each of ``poolings``, with one pass over the images for all of them.
 
-    ``probed`` says which of them get a linear probe, the slow part and therefore the last; None is all. ``found`` is
-    told of each as soon as it is known. Scores are those of one pooling
-    alone, but for a rationale whose masks range over the batch: it takes all others through the network in batches,
-    and features that come from batches differ in their last bits.
+    Retrieval is within test, the linear probe goes from train to test, and the attention is compared with the object.
+    Scores are those of one pooling alone, but for a rationale whose masks range over the batch: it takes all others
+    through the network in batches, and features that come from batches differ in their last bits.
+
+    Parameters
+    ----------
+    linear, probed
+        Whether to fit linear probes, and to which of the poolings (None: all). They are slow and therefore come last.
+    fractions
+        Percentages of the train labels for the probe.
+    normalize
+        Whether the probe gets features of length 1; by default as the encoder's variant of the rationale says.
+    protocol
+        How to score; by default ``FineSightProtocol()``.
+    on_result
+        Called with each evaluation as soon as it is known.
+
+    Raises
+    ------
+    FineSightError
+        If ``data`` has no labels, no readable test image, or no train image for a probe that is asked for.
     """
-    rules = protocol or Protocol()
+    protocol = protocol or FineSightProtocol()
     probing = () if not linear else tuple(poolings if probed is None else probed)
     if not set(probing) <= set(poolings):
         raise ValueError(f"cannot probe {probing}: only {tuple(poolings)} are evaluated")
@@ -115,27 +107,31 @@ def evaluate_poolings(
         raise FineSightError(
             f"{source.root} has no train images to fit the linear probe on: leave it out (--no-linear)."
         )
-    unit = normalize if normalize is not None else _probe_unit(encoder)
+    unit = normalize if normalize is not None else probes_unit_features(encoder)
     if not any(find_pooling(name).needs_branch for name in poolings):
-        encoder = encoder.with_pooling("average")  # without its branch, which has no say here
-    parts = _parts(rules, cache.source, train, fractions, limit_classes) if probing or rules.save_labels else {}
-    if rules.released:
-        test = _by_class(test, cache.source)
-    scene = _Scene(encoder, cache, train, test, split, rules, parts, unit, progress)
+        encoder = encoder.with_pooling("average")  # without its branch, which no pooling uses
+    parts: Parts = {}
+    if probing or protocol.save_labels:
+        parts = _label_parts(protocol, cache.source, train, fractions, limit_classes)
+    if protocol.by_class:
+        test = _sort_by_class(test, cache.source)
+    setup = _Setup(encoder, cache, train, test, split, protocol, parts, unit, progress)
     extracted = extract(encoder, cache, test, poolings, progress=progress)
-    needed = tuple(poolings) if scene.whole else probing if rules.knn or not rules.released else ()
-    known = extract(encoder, cache, train, needed, progress=progress).features if needed else {}
-    located = located_by(extracted, cache, test, encoder.config.resolution, poolings)
+    needed = tuple(poolings) if setup.search_all else probing if protocol.needs_train_features else ()
+    train_features = extract(encoder, cache, train, needed, progress=progress).features if needed else {}
+    located = localize_poolings(extracted, cache, test, encoder.config.resolution, poolings)
     result: dict[str, Evaluation] = {}
     for name in sorted(poolings, key=lambda name: name in probing):
-        result[name] = _scored(scene, name, extracted, known.get(name), located.get(name), probe=name in probing)
-        if found is not None:
-            found(result[name])
+        result[name] = _score_pooling(
+            setup, name, extracted, train_features.get(name), located.get(name), probe=name in probing
+        )
+        if on_result is not None:
+            on_result(result[name])
     return result
 
 
 @dataclass(frozen=True, eq=False)
-class _Scene:
+class _Setup:
     """What the scores under every pooling share."""
 
     encoder: Encoder
@@ -143,8 +139,8 @@ class _Scene:
     train: NDArray[np.int64]  # indices into the cache
     test: NDArray[np.int64]
     split: str
-    rules: Protocol
-    parts: Parts  # places in ``train``
+    protocol: Protocol
+    parts: Parts  # indices into ``train``
     unit: bool
     progress: bool
 
@@ -153,17 +149,9 @@ class _Scene:
         return self.cache.source.labels[images]
 
     @property
-    def whole(self) -> bool:
-        """Without a split of its own, search all images: retrieval learns nothing from train."""
+    def search_all(self) -> bool:
+        """Whether all images are searched: retrieval learns nothing from train where the source has no split."""
         return self.split == "random" and len(self.train) > 0
-
-    @property
-    def gallery(self) -> NDArray[np.int64]:
-        return np.concatenate([self.test, self.train]) if self.whole else self.test
-
-    @property
-    def ties(self) -> Ties:
-        return "last" if self.rules.released else "first"
 
     def facts(self) -> dict[str, Any]:
         return {
@@ -176,29 +164,32 @@ class _Scene:
         }
 
 
-def _scored(
-    scene: _Scene,
+def _score_pooling(
+    setup: _Setup,
     name: str,
     extracted: Extracted,
-    known: Features | None,
+    train_features: Features | None,
     located: dict[str, Any] | None,
     *,
     probe: bool,
 ) -> Evaluation:
-    """All scores under one pooling; ``known`` are the features of train, where they were asked for."""
-    features, source = extracted.features[name], scene.cache.source
-    searched = joined(features, known) if scene.whole and known is not None else features
-    labels, tested = scene.labels(scene.gallery), scene.labels(scene.test)
-    queries = retrieval(searched, labels, ties=scene.ties)
+    """Return all scores under one pooling."""
+    features, source, protocol = extracted.features[name], setup.cache.source, setup.protocol
+    searched, gallery = features, setup.test
+    if setup.search_all and train_features is not None:
+        searched, gallery = joined(features, train_features), np.concatenate([setup.test, setup.train])
+    labels, test_labels = setup.labels(gallery), setup.labels(setup.test)
+    queries = retrieval(searched, labels, ties=protocol.ties)
     scores: dict[str, Any] = {"retrieval": queries.summary()}
     classifiers: dict[str, dict[str, Mapping[str, Values]]] = {}
     probes: dict[str, ProbeResult] = {}
     if probe:
-        probes = _probe(scene, name, features, known)
+        data = setup.encoder, setup.cache, name, setup.train, setup.test, features, setup.parts, train_features
+        probes = protocol.probe(ProbeTask(*data, unit=setup.unit, progress=setup.progress))
         scores["linear"] = {percent: result.summary() for percent, result in probes.items()}
         classifiers["linear"] = {percent: result.per_image for percent, result in probes.items()}
-    if known is not None and scene.rules.knn:
-        places = knn_places(known, scene.labels(scene.train), features, tested, scene.rules.knn)
+    if train_features is not None and protocol.knn:
+        places = knn_places(train_features, setup.labels(setup.train), features, test_labels, protocol.knn)
         classifiers["knn"] = {str(k): classifier_values("knn", place) for k, place in places.items()}
         scores["knn"] = {
             k: {key: METRICS[f"knn.{key}"].score(values) for key, values in per_image.items()}
@@ -206,72 +197,38 @@ def _scored(
         }
     if located is not None:
         scores["localization"] = located
-    if (supers := super_rows(source, searched, labels, queries, scene.ties)) is not None:
+    if (supers := super_rows(source, searched, labels, queries, protocol.ties)) is not None:
         scores["super_categories"] = supers
     scores["ci"] = score_intervals(queries.per_query, query_labels(labels), classifiers)
-    scores["setting"] = {"pooling": name} | scene.facts() | provenance(scene.rules, source, probes)
-    classes = class_rows(source, labels, queries, tested, classifiers)
-    return Evaluation(scores, scene.cache, scene.test, extracted.only(name), name, queries, classes)
+    scores["setting"] = {"pooling": name} | setup.facts() | provenance(protocol, source, probes)
+    classes = class_rows(source, labels, queries, test_labels, classifiers)
+    return Evaluation(scores, setup.cache, setup.test, extracted.only(name), name, queries, classes)
 
 
-def _probe(scene: _Scene, name: str, features: Features, known: Features | None) -> dict[str, ProbeResult]:
-    """Return the results of the linear probe by percent of the labels."""
-    rules = scene.rules
-    if rules.released:
-        task = Task(
-            scene.encoder,
-            scene.cache,
-            name,
-            scene.train,
-            scene.test,
-            features,
-            scene.parts,
-            epochs=rules.probe_epochs,
-            seed=rules.seed,
-        )
-        return released_probe(task, state=rules.state, progress=scene.progress)
-    assert known is not None
-    return linear_probe(
-        known,
-        scene.labels(scene.train),
-        features,
-        scene.labels(scene.test),
-        fractions=tuple(scene.parts),
-        seed=rules.seed,
-        normalize=scene.unit,
-        progress=partial(_say, name) if scene.progress else None,
-        parts=scene.parts,
-    )
-
-
-def _by_class(test: NDArray[np.int64], source: ImageSource) -> NDArray[np.int64]:
-    """The labeled ones, class by class, as a folder of class folders lists them: batches are of look-alikes then."""
+def _sort_by_class(test: NDArray[np.int64], source: ImageSource) -> NDArray[np.int64]:
+    """Return the labeled test images, class by class."""
     assert source.labels is not None
-    known = test[source.labels[test] >= 0]
-    return known[np.argsort(source.labels[known], kind="stable")]
+    labeled = test[source.labels[test] >= 0]
+    return labeled[np.argsort(source.labels[labeled], kind="stable")]
 
 
-def _parts(
-    rules: Protocol,
+def _label_parts(
+    protocol: Protocol,
     source: ImageSource,
     train: NDArray[np.int64],
     fractions: Sequence[int],
     limit_classes: int | None,
 ) -> Parts:
-    """The train images of each label fraction, as places in ``train``."""
+    """Return the train images of each label fraction, as indices into ``train``; write them if asked."""
     assert source.labels is not None
-    seed: int | None = rules.seed
-    if rules.labels is None:
-        parts = drawn_parts(source.labels[train], fractions, rules.seed)
+    seed: int | None = protocol.seed
+    if protocol.labels is None:
+        parts = draw_parts(source.labels[train], fractions, protocol.seed)
     else:
-        parts, seed = read_parts(rules.labels, source, train, fractions, limit_classes)
-    if rules.save_labels is not None:
-        write_parts(rules.save_labels, source, train, parts, seed)
+        parts, seed = read_parts(protocol.labels, source, train, fractions, limit_classes)
+    if protocol.save_labels is not None:
+        write_parts(protocol.save_labels, source, train, parts, seed)
     return parts
-
-
-def _say(name: str, text: str) -> None:
-    console.print(f"{name}: {text}", style="dim")
 
 
 def _labeled_source(data: str | Path | ImageSource, limit_classes: int | None) -> ImageSource:
@@ -284,12 +241,19 @@ def _labeled_source(data: str | Path | ImageSource, limit_classes: int | None) -
     return source if limit_classes is None else source.first_classes(limit_classes)
 
 
-def _probe_unit(encoder: Encoder) -> bool:
+def probes_unit_features(encoder: Encoder) -> bool:
+    """Return whether the encoder's variant of the rationale gives the linear probe features of length 1."""
     return encoder.config.rationale is None or encoder.config.rationale.probe_input == "unit"
 
 
 def split_indices(source: ImageSource) -> tuple[NDArray[np.int64], NDArray[np.int64], str]:
-    """(train, test, kind of split). A labeled source without splits gets a fixed one, 70/30 within each class."""
+    """Return train, test and the kind of split; a labeled source without splits gets a fixed one, 70/30 of each class.
+
+    Raises
+    ------
+    FineSightError
+        If the source has splits but no test image.
+    """
     assert source.labels is not None
     if source.splits is not None:
         train, test = (np.flatnonzero(source.splits == name) for name in ("train", "test"))

@@ -38,7 +38,7 @@ def nested_fractions(
     }
 
 
-def drawn_parts(labels: NDArray[np.int64], percents: Sequence[int], seed: int) -> Parts:
+def draw_parts(labels: NDArray[np.int64], percents: Sequence[int], seed: int) -> Parts:
     """``nested_fractions`` by percent."""
     found = nested_fractions(labels, [percent / 100 for percent in percents], seed)
     return {percent: found[percent / 100] for percent in percents}

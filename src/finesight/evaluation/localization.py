@@ -42,26 +42,26 @@ def localization(attentions: Iterable[ArrayLike], masks: Iterable[ArrayLike | No
     return scores | {"object_area": 100.0 * float(np.mean(area)), "images": len(area)}
 
 
-def located_by(
+def localize_poolings(
     extracted: Extracted,
     cache: DecodedCache,
     test: NDArray[np.int64],
     resolution: int,
     poolings: Sequence[str],
 ) -> dict[str, dict[str, Any]]:
-    """Does each pooling look at the object? Not asked of an oracle, which is told."""
+    """Score the attention of each pooling against the objects, but of those that are given the object."""
     if not has_objects(cache.source):
         return {}
-    asked = {name: pooling for name in poolings if not (pooling := find_pooling(name)).needs_objects}
+    judged = {name: pooling for name in poolings if not (pooling := find_pooling(name)).needs_objects}
     by_mask = {
         kind: localization(extracted.masks[kind], object_masks(cache, test, resolution))
-        for kind in {pooling.shown_mask for pooling in asked.values()}
+        for kind in {pooling.shown_mask for pooling in judged.values()}
     }
-    return {name: _seen_by(pooling, by_mask[pooling.shown_mask]) for name, pooling in asked.items()}
+    return {name: _pooling_scores(pooling, by_mask[pooling.shown_mask]) for name, pooling in judged.items()}
 
 
-def _seen_by(pooling: Pooling, scores: dict[str, float | int]) -> dict[str, Any]:
-    """A plain average looks everywhere alike: as good as a blind guess."""
+def _pooling_scores(pooling: Pooling, scores: dict[str, float | int]) -> dict[str, Any]:
+    """Return the scores of a pooling; a plain average attends to all places alike and scores the object's area."""
     if pooling.mask is not None:
         return scores | {"map": "attention"}
     blind = {metric.key: scores["object_area"] for metric in metrics_of(LocalizationMetric)}

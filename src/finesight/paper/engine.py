@@ -199,7 +199,7 @@ def _evaluate(
     source: ImageSource,
     encoder: Encoder,
     rows: dict[str, System],
-    found: Callable[[Evaluation], None],
+    on_result: Callable[[Evaluation], None],
 ) -> None:
     """One pass over the images for all rows of a network."""
     evaluate_poolings(
@@ -211,7 +211,7 @@ def _evaluate(
         cache_dir=bench.runtime.cache_dir,
         workers=bench.runtime.workers,
         progress=bench.runtime.progress,
-        found=found,
+        on_result=on_result,
     )
 
 

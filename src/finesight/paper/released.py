@@ -19,7 +19,6 @@ import signal
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,100 +27,75 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from finesight.data.cache import DecodedCache
 from finesight.data.decode import os_reason
 from finesight.data.views import ViewConfig, ViewParams, apply_views, sample_params
 from finesight.errors import FineSightError, Interrupted
-from finesight.evaluation.fractions import Parts
 from finesight.evaluation.linear import ProbeResult, class_index, class_places, divide_rows, predict
 from finesight.evaluation.metrics import classifier_values
+from finesight.evaluation.protocols import ProbeTask
 from finesight.features.encoder import Encoder
 from finesight.features.row_space import Rows
-from finesight.features.wide import Features, row_lengths
+from finesight.features.wide import row_lengths
 from finesight.io.console import console
 from finesight.io.lock import locked
 from finesight.io.progress import track
 from finesight.nn.poolings import find_pooling
+from finesight.paper.protocols.released import ReleasedProtocol, milestones
 from finesight.training.batches import step_generator
 from finesight.training.checkpoints import load_checkpoint, save_checkpoint
 
-EPOCHS = 100
 RATE = 30.0
 MOMENTUM = 0.9
-BATCH = 256
 STD = 0.01  # of the initial weights
 SCALE = (0.08, 1.0)  # of a view's area
-PIECE = 64  # images that go through the network together: four processes share a batch of 256 in the released code
-SAVE_SECONDS = 60.0
 TIMED = 4  # images for the estimate
 
 
-@dataclass(frozen=True, eq=False)
-class Task:
-    """What to train on and what to score on."""
-
-    encoder: Encoder
-    cache: DecodedCache
-    pooling: str
-    train: NDArray[np.int64]  # indices into the cache
-    test: NDArray[np.int64]
-    test_features: Features  # of the center views
-    parts: Parts  # indices into ``train``
-    epochs: int = EPOCHS
-    seed: int = 0
-
-    def labels(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
-        assert self.cache.source.labels is not None
-        return self.cache.source.labels[images]
-
-    @property
-    def views(self) -> ViewConfig:
-        config = self.encoder.config
-        none = {"jitter": 0.0, "gray": 0.0, "blur": 0.0}
-        return ViewConfig(resolution=config.resolution, scale=SCALE, mean=config.mean, std=config.std, **none)
-
-
-def milestones(epochs: int) -> tuple[int, int]:
-    """The epochs, counted from 0, at which the rate falls to a tenth: 60 and 80 of 100, the same shares of others."""
-    return round(0.6 * epochs), round(0.8 * epochs)
+def view_config(encoder: Encoder) -> ViewConfig:
+    """Return the random crops and flips that the probe is trained on."""
+    config = encoder.config
+    none = {"jitter": 0.0, "gray": 0.0, "blur": 0.0}
+    return ViewConfig(resolution=config.resolution, scale=SCALE, mean=config.mean, std=config.std, **none)
 
 
 def rate_at(epoch: int, epochs: int) -> float:
+    """Return the learning rate in an epoch, counted from 0."""
     return float(RATE * 0.1 ** sum(epoch >= milestone for milestone in milestones(epochs)))
 
 
-def released_probe(
-    task: Task,
-    *,
-    state: Path | None = None,
-    progress: bool = True,
-) -> dict[str, ProbeResult]:
-    """By percent of the labels, as ``linear_probe`` gives it: the scores after the last epoch, and the best on test.
+def train_probes(task: ProbeTask, protocol: ReleasedProtocol) -> dict[str, ProbeResult]:
+    """Train a probe for each label fraction; return the scores after the last epoch and the best on test, by percent.
 
-    What has been learned is kept in a folder below ``state``, every minute and after every epoch; the same task goes on
-    from there, and one that has ended gives its result at once.
+    What has been learned is kept in a folder below ``protocol.state``, every minute and after every epoch; the same
+    task goes on from there, and one that has ended gives its result at once.
+
+    Raises
+    ------
+    FineSightError
+        If the pooling needs object boxes, which random views do not have, if train has fewer than two classes, or if
+        the state cannot be kept.
+    Interrupted
+        If the user stops it; the message says how to continue.
     """
     if find_pooling(task.pooling).needs_objects:
         raise FineSightError(f"Pooling {task.pooling!r} is a control and has no random views: leave out the probe.")
-    training = _Training(task)
-    with _kept(state, task, progress) as folder:
+    training = _Training(task, protocol)
+    with _state_folder(task, protocol) as folder:
         training.restore(folder)
         try:
-            training.run(folder, progress)
+            training.run(folder)
         except KeyboardInterrupt:
             again = "The same command continues." if folder else "Nothing was kept: give --state a folder next time."
             raise Interrupted(signal.SIGINT, f"Stopped in epoch {training.epoch + 1}. {again}") from None
-    return {
-        str(percent): probe.result(training.test, training.target, task.epochs)
-        for percent, probe in training.probes.items()
-    }
+    return {str(percent): training.result(probe) for percent, probe in training.probes.items()}
 
 
 class _Probe:
-    """One linear layer, and the features that wait for their batch to be full."""
+    """One linear layer, and the features that wait until their batch is full."""
 
-    def __init__(self, width: int, classes: int, seed: int) -> None:
-        generator = torch.Generator().manual_seed(seed)
+    def __init__(self, width: int, classes: int, protocol: ReleasedProtocol) -> None:
+        generator = torch.Generator().manual_seed(protocol.seed)
+        self.batch_size = protocol.batch_size
         self.weight = nn.Parameter(torch.randn(classes, width, generator=generator) * STD)
         self.bias = nn.Parameter(torch.zeros(classes))
         self.optimizer = torch.optim.SGD([self.weight, self.bias], lr=RATE, momentum=MOMENTUM)
@@ -129,20 +103,21 @@ class _Probe:
         self.history: list[tuple[float, float]] = []  # top-1 and top-5 on test after every epoch
 
     def add(self, x: Tensor, y: Tensor) -> None:
+        """Take a step for every full batch."""
         self.x, self.y = torch.cat([self.x, x]), torch.cat([self.y, y])
-        while len(self.y) >= BATCH:
+        while len(self.y) >= self.batch_size:
             self._step()
 
-    def finish(self, test: Rows, target: Tensor) -> None:
-        """The last batch of an epoch is as small as it is."""
+    def end_epoch(self, test: Rows, target: Tensor) -> None:
+        """Take a step for the last, smaller batch and score the layer on test."""
         if len(self.y):
             self._step()
         places = self.places(test, target)
         self.history.append((100 * float((places <= 1).mean()), 100 * float((places <= 5).mean())))
 
     def _step(self) -> None:
-        x, y = self.x[:BATCH], self.y[:BATCH]
-        self.x, self.y = self.x[BATCH:], self.y[BATCH:]
+        x, y = self.x[: self.batch_size], self.y[: self.batch_size]
+        self.x, self.y = self.x[self.batch_size :], self.y[self.batch_size :]
         self.optimizer.zero_grad()
         loss = nn.functional.cross_entropy(nn.functional.linear(x, self.weight, self.bias), y)
         loss.backward()  # type: ignore[no-untyped-call]
@@ -153,14 +128,8 @@ class _Probe:
         weight = torch.cat([self.weight, self.bias[:, None]], dim=1)
         return class_places(predict(weight[None], test)[0], target)
 
-    def result(self, test: Rows, target: Tensor, epochs: int) -> ProbeResult:
-        best = max(range(len(self.history)), key=lambda epoch: self.history[epoch][0])  # the first of equals
-        best_on_test = {"top1": self.history[best][0], "top5": self.history[best][1], "epoch": best + 1}
-        setting = {"lr": RATE, "epochs": float(epochs), "best_on_test": best_on_test}
-        return ProbeResult(classifier_values("linear", self.places(test, target)), setting)
-
     def state(self) -> dict[str, Any]:
-        """The slices are copied: what is saved is what they are views of."""
+        """Return what a checkpoint must hold; slices are copied, or all they are views of would be saved."""
         learned = {"weight": self.weight.data, "bias": self.bias.data, "optimizer": self.optimizer.state_dict()}
         return learned | {"history": self.history, "x": self.x.clone(), "y": self.y.clone()}
 
@@ -174,8 +143,8 @@ class _Probe:
 class _Training:
     """The probes of all fractions, and how far they have come."""
 
-    def __init__(self, task: Task) -> None:
-        self.task = task
+    def __init__(self, task: ProbeTask, protocol: ReleasedProtocol) -> None:
+        self.task, self.protocol = task, protocol
         labels = task.labels(task.train)
         classes = np.unique(labels[labels >= 0])
         if len(classes) < 2:
@@ -187,37 +156,47 @@ class _Training:
         self.target = torch.from_numpy(class_index(classes, task.labels(task.test)[known]))
         self.members = {p: torch.from_numpy(np.isin(np.arange(len(labels)), part)) for p, part in task.parts.items()}
         self.used = np.flatnonzero(np.any([members.numpy() for members in self.members.values()], axis=0))
-        width = features.shape[1]
-        self.probes = {percent: _Probe(width, len(classes), task.seed) for percent in task.parts}
+        self.probes = {percent: _Probe(features.shape[1], len(classes), protocol) for percent in task.parts}
+        self.views = view_config(task.encoder)
         self.sizes = torch.from_numpy(task.cache.sizes[task.train])
-        self.pieces = math.ceil(len(self.used) / PIECE)
+        self.pieces = math.ceil(len(self.used) / protocol.forward_size)  # of an epoch
         self.epoch, self.piece = 0, 0  # the next to be done
 
-    def run(self, folder: Path | None, progress: bool) -> None:
-        left = (self.task.epochs - self.epoch) * self.pieces - self.piece
+    def run(self, folder: Path | None) -> None:
+        """Train until the last epoch, saving the state in ``folder``."""
+        progress = self.task.progress
+        left = (self.protocol.probe_epochs - self.epoch) * self.pieces - self.piece
         if left and progress:
-            self._estimate(left, folder)
+            self._print_estimate(left, folder)
         saved = time.monotonic()
         plan = self._plan(self.epoch)
         for _ in track(range(left), left, "training the probe", show=progress):
             self._advance(*plan)
             if self.piece == 0:
                 plan = self._plan(self.epoch)
-            if folder is not None and (self.piece == 0 or time.monotonic() - saved >= SAVE_SECONDS):
+            if folder is not None and (self.piece == 0 or time.monotonic() - saved >= self.protocol.save_seconds):
                 self._save(folder)
                 saved = time.monotonic()
 
+    def result(self, probe: _Probe) -> ProbeResult:
+        """Return the scores of a probe after the last epoch, and the best on test (the first of equals)."""
+        best = max(range(len(probe.history)), key=lambda epoch: probe.history[epoch][0])
+        best_on_test = {"top1": probe.history[best][0], "top5": probe.history[best][1], "epoch": best + 1}
+        setting = {"lr": RATE, "epochs": float(self.protocol.probe_epochs), "best_on_test": best_on_test}
+        return ProbeResult(classifier_values("linear", probe.places(self.test, self.target)), setting)
+
     def _plan(self, epoch: int) -> tuple[NDArray[np.int64], ViewParams]:
-        """The order of the train images and a view of each; drawn for all, whichever fractions are asked for."""
-        order = np.random.default_rng([self.task.seed, epoch]).permutation(len(self.task.train))
-        params = sample_params(self.task.views, self.sizes, step_generator(self.task.seed, epoch))
+        """Return the order of the train images and a view of each; drawn for all, whichever fractions are asked for."""
+        order = np.random.default_rng([self.protocol.seed, epoch]).permutation(len(self.task.train))
+        params = sample_params(self.views, self.sizes, step_generator(self.protocol.seed, epoch))
         return order[np.isin(order, self.used)], params
 
     def _advance(self, order: NDArray[np.int64], params: ViewParams) -> None:
-        rows = torch.from_numpy(order[self.piece * PIECE : (self.piece + 1) * PIECE])
+        size = self.protocol.forward_size
+        rows = torch.from_numpy(order[self.piece * size : (self.piece + 1) * size])
         if self.piece == 0:
             for probe in self.probes.values():
-                probe.optimizer.param_groups[0]["lr"] = rate_at(self.epoch, self.task.epochs)
+                probe.optimizer.param_groups[0]["lr"] = rate_at(self.epoch, self.protocol.probe_epochs)
         features = self._features(rows, params[rows])
         for percent, probe in self.probes.items():
             mine = self.members[percent][rows]
@@ -225,33 +204,34 @@ class _Training:
         self.piece += 1
         if self.piece == self.pieces:
             for probe in self.probes.values():
-                probe.finish(self.test, self.target)
+                probe.end_epoch(self.test, self.target)
             self.epoch, self.piece = self.epoch + 1, 0
 
     def _features(self, rows: Tensor, params: ViewParams) -> Tensor:
-        """(n,) places in train, (n,) views -> (n, D) of length 1"""
-        encoder = self.task.encoder
+        """Return the features of views of some train images, (n, D), of length 1."""
+        encoder, name = self.task.encoder, self.task.pooling
         canvas, _ = self.task.cache.batch(self.task.train[rows.numpy()])
-        views = apply_views(self.task.views, canvas.to(encoder.device), params)
-        return nn.functional.normalize(encoder.encode(views, (self.task.pooling,)).features[self.task.pooling], dim=1)
+        views = apply_views(self.views, canvas.to(encoder.device), params)
+        return nn.functional.normalize(encoder.encode(views, (name,)).features[name], dim=1)
 
-    def _estimate(self, left: int, folder: Path | None) -> None:
-        """From a few real images, before the hours begin."""
+    def _print_estimate(self, left: int, folder: Path | None) -> None:
+        """Time a few real images and say how long the whole will take."""
         rows = torch.from_numpy(self.used[np.linspace(0, len(self.used) - 1, TIMED).round().astype(int)])
         order, params = self._plan(self.epoch)
         self._features(rows[:1], params[rows[:1]])  # the first call is slower
         began = time.monotonic()
         self._features(rows, params[rows])
         each = (time.monotonic() - began) / TIMED
+        passes = left / self.pieces
         where = (
             f"Its state is kept in {folder}: the same command continues."
             if folder
-            else ("Its state is not kept (give --state a folder to be able to continue).")
+            else "Its state is not kept (give --state a folder to be able to continue)."
         )
         console.print(
-            f"The released probe passes {self.task.epochs} times over {len(order):,} train images; "
-            f"{left / self.pieces:.4g} passes are left, at {each:.3g} s an image about "
-            f"{duration(each * len(order) * left / self.pieces)}. {where}",
+            f"The released probe passes {self.protocol.probe_epochs} times over {len(order):,} train images; "
+            f"{passes:.4g} passes are left, at {each:.3g} s an image about "
+            f"{duration_words(each * len(order) * passes)}. {where}",
             markup=False,
         )
 
@@ -264,6 +244,7 @@ class _Training:
             raise FineSightError(f"The probe's state cannot be kept in {folder}: {os_reason(error)}.") from error
 
     def restore(self, folder: Path | None) -> None:
+        """Continue from the newest state in ``folder``, if there is one."""
         kept = load_checkpoint(folder) if folder is not None else None
         if kept is not None:
             _, state = kept
@@ -272,8 +253,8 @@ class _Training:
                 probe.restore(state["probes"][str(percent)])
 
 
-def duration(seconds: float) -> str:
-    """Two units are enough."""
+def duration_words(seconds: float) -> str:
+    """Return a duration in one or two units: "40 s", "3 min", "2 h 5 min"."""
     if seconds < 90:
         return f"{max(1, round(seconds))} s"
     hours, minutes = divmod(round(seconds / 60), 60)
@@ -281,24 +262,26 @@ def duration(seconds: float) -> str:
 
 
 @contextmanager
-def _kept(state: Path | None, task: Task, progress: bool) -> Iterator[Path | None]:
-    """The task's own folder, for one process at a time."""
-    if state is None:
+def _state_folder(task: ProbeTask, protocol: ReleasedProtocol) -> Iterator[Path | None]:
+    """Yield the folder of this task's state, locked for one process at a time; None if no state is kept."""
+    if protocol.state is None:
         yield None
         return
-    folder = state / f"probe-{_fingerprint(task)}"
+    folder = protocol.state / f"probe-{_fingerprint(task, protocol)}"
+
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FineSightError(f"The probe's state cannot be kept in {folder}: {os_reason(error)}.") from error
     waiting = "Another process is training this probe; waiting for it"
-    with locked(folder / "lock", on_wait=lambda: console.print(waiting) if progress else None):
+    with locked(folder / "lock", on_wait=lambda: console.print(waiting) if task.progress else None):
         yield folder
 
 
-def _fingerprint(task: Task) -> str:
-    """Of everything the result depends on: a state is never continued with other images, weights or options."""
-    facts = [task.pooling, task.epochs, task.seed, task.encoder.config.model_dump(mode="json"), sorted(task.parts)]
+def _fingerprint(task: ProbeTask, protocol: ReleasedProtocol) -> str:
+    """Return a digest of everything the result depends on, so that no state is continued with other data or options."""
+    config = task.encoder.config.model_dump(mode="json")
+    facts = [task.pooling, protocol.probe_epochs, protocol.seed, config, sorted(task.parts)]
     digest = hashlib.blake2b(json.dumps(facts, sort_keys=True).encode(), digest_size=8)
     for name, tensor in sorted(task.encoder.state_dict().items()):
         digest.update(name.encode())

@@ -15,7 +15,7 @@ from finesight.data.cache import DecodedCache
 from finesight.evaluation.evaluate import Evaluation
 from finesight.evaluation.metrics import Metric, metrics_of, retrieval_metrics
 from finesight.evaluation.per_class import as_csv
-from finesight.evaluation.protocol import setting_words
+from finesight.evaluation.protocols import setting_words
 from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder, pixels, projection_responses
 from finesight.plots.figures import RetrievalRow, attention_overlays, curves, projections, retrieval_rows
