@@ -20,11 +20,10 @@ import finesight
 from finesight.api import frozen
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
-from finesight.evaluation import evaluate as module
 from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings, split_indices
 from finesight.evaluation.knn import knn_places
-from finesight.evaluation.linear import linear_probe
-from finesight.evaluation.protocols import setting_words
+from finesight.evaluation.linear import ProbeResult, linear_probe
+from finesight.evaluation.protocols import ProbeTask, setting_words
 from finesight.evaluation.protocols.finesight import FineSightProtocol
 from finesight.features.encoder import Encoder, EncoderOutput
 from finesight.features.wide import WideRows
@@ -186,22 +185,19 @@ def test_options(encoder: Encoder, birds: Path) -> None:
     assert list(probed.scores["linear"]) == ["60", "10"]
 
 
-def test_the_probe_is_given_what_the_reading_says(
-    encoder: Encoder, birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_probe_is_given_what_the_variant_says(encoder: Encoder, birds: Path) -> None:
     given = []
-    real = module.linear_probe
 
-    def spy(*args: Any, **options: Any) -> Any:
-        given.append(options["normalize"])
-        return real(*args, **options)
+    class Watching(FineSightProtocol):
+        def probe(self, task: ProbeTask) -> dict[str, ProbeResult]:
+            given.append(task.unit)
+            return super().probe(task)
 
-    monkeypatch.setattr(module, "linear_probe", spy)
     assert encoder.config.rationale is not None
     raw = encoder.config.rationale.model_copy(update={"probe_input": "raw"})
     other = Encoder(encoder.config.model_copy(update={"rationale": raw}), encoder.backbone, encoder.branch)
     for which, forced in ((encoder, None), (other, None), (encoder, False), (other, True)):
-        evaluate(which, birds, fractions=(20,), normalize=forced, progress=False)
+        evaluate(which, birds, fractions=(20,), normalize=forced, protocol=Watching(), progress=False)
     assert given == [True, False, False, True]
 
 
