@@ -12,7 +12,7 @@ from torch.nn import functional as F
 from finesight.errors import FineSightError
 from finesight.methods.lewel import LEWEL, LEWELConfig, LEWELHead, LEWELHeadConfig, align
 from finesight.methods.lewel_byol import LEWELBYOL
-from finesight.nn.norm import Joined
+from finesight.nn.norm import JointNorm
 from finesight.nn.pooling import Pool
 from finesight.rationale.config import VARIANTS
 from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
@@ -363,7 +363,7 @@ def test_norms_of_the_queries_are_joined_and_those_of_the_keys_are_not() -> None
     for part, joined in (("backbone", True), ("head", True), ("key_backbone", False), ("key_head", False)):
         norms = [m for m in getattr(objective, part).modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
         assert norms
-        assert all(isinstance(norm, Joined) == joined for norm in norms)
+        assert all(isinstance(norm, JointNorm) == joined for norm in norms)
 
 
 @both_forms

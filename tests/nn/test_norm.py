@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.momentum import momentum_copy
-from finesight.nn.norm import Joined, join_norms
+from finesight.nn.norm import JointNorm, join_norms
 from ranks import RANKS, in_ranks
 
 EACH, WIDTH, STEPS = 3, 4, 3
@@ -121,8 +121,8 @@ def test_every_norm_is_joined_and_nothing_else_and_twice_is_once() -> None:
     once = [type(module) for module in net.modules()]
     for before, after in zip(kinds, once, strict=True):
         assert issubclass(after, before)
-        assert issubclass(after, Joined) == issubclass(before, nn.BatchNorm1d | nn.BatchNorm2d)
-    assert sum(issubclass(kind, Joined) for kind in once) == 3
+        assert issubclass(after, JointNorm) == issubclass(before, nn.BatchNorm1d | nn.BatchNorm2d)
+    assert sum(issubclass(kind, JointNorm) for kind in once) == 3
     join_norms(net)
     assert [type(module) for module in net.modules()] == once
 
@@ -157,7 +157,7 @@ def test_a_frozen_norm_stays_frozen() -> None:
     backbone = Backbone(BackboneConfig(name="test_resnet", weights="random", frozen_norm=True))
     join_norms(backbone)
     backbone.train()
-    norms = [module for module in backbone.modules() if isinstance(module, Joined)]
+    norms = [module for module in backbone.modules() if isinstance(module, JointNorm)]
     assert norms
     assert not any(module.training for module in norms)
 

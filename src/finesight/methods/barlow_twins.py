@@ -10,15 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import (
-    DatasetInfo,
-    Method,
-    Objective,
-    ObjectiveConfig,
-    full_precision,
-    register_method,
-    register_objective,
-)
+from finesight.methods.base import DatasetInfo, Objective, ObjectiveConfig, full_precision, register_objective
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import sum_over_ranks, world
@@ -28,7 +20,7 @@ from finesight.nn.pooling import Pool
 
 
 def barlow(a: Tensor, b: Tensor, off_diagonal: float) -> tuple[Tensor, Tensor]:
-    """Per-image parts of Σ (1 − C_ii)² + λ Σ_{i≠j} C_ij², and C. Outputs standardized over the batch. (N, D)² -> (N,)
+    """Return the images' parts of Σ (1 − C_ii)² + λ Σ_{i≠j} C_ij², and C, of standardized outputs. (N, D)² -> (N,)
 
     C_ij being the mean over images of a_i b_j, C_ij² is the mean of C_ij a_i b_j: an image's part is the term in its
     own a and b, and the mean over the joined batch is the loss.
@@ -46,7 +38,7 @@ class BarlowTwinsConfig(ObjectiveConfig):
     off_diagonal: float = Field(0.0051, ge=0)  # λ
 
 
-@register_objective("barlow-twins")
+@register_objective("barlow-twins", "outputs correlate dimension by dimension only", paper="BarlowTwins", order=90)
 class BarlowTwins(Objective):
     Config = BarlowTwinsConfig
     metrics: ClassVar = {"diagonal": "correlation, same dimension", "off_diagonal": "correlation, other dimensions"}
@@ -84,9 +76,3 @@ class BarlowTwins(Objective):
         others = (c.square().sum() - diagonal.square().sum()) / (len(c) * (len(c) - 1))
         metrics = {"diagonal": diagonal.mean(), "off_diagonal": others.clamp(min=0).sqrt()}
         return ObjectiveOutput(loss, phi, pooled, embedding, target, metrics=metrics)
-
-
-register_method(
-    "barlow-twins",
-    Method("outputs correlate dimension by dimension only", "barlow-twins", paper="BarlowTwins", order=90),
-)

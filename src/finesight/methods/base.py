@@ -157,8 +157,13 @@ METHODS: Registry[Method] = Registry(
 )
 
 
-def register_objective(name: str) -> Callable[[P], P]:
-    """Return a decorator that registers an objective's class."""
+def register_objective(name: str, about: str | None = None, **fields: Any) -> Callable[[P], P]:
+    """Return a decorator that registers an objective's class and, with ``about``, the plain method of that name.
+
+    ``fields`` are further ones of ``Method``.
+    """
+    if about is not None:
+        register_method(name, Method(about, name, **fields))
     return OBJECTIVES.decorator(name)
 
 

@@ -36,7 +36,7 @@ class BYOLConfig(ObjectiveConfig):
     momentum: float = Field(0.99, ge=0, le=1)
 
 
-@register_objective("byol")
+@register_objective("byol", "predict what a slowly following twin says of the other view", paper="BYOL", order=31)
 class BYOL(Objective):
     Config = BYOLConfig
     metrics = SIMILARITY
@@ -87,6 +87,3 @@ class BYOL(Objective):
 
 
 register_method("byol-lcr", Method("BYOL with the rationale", "byol", rationale=True, paper="BYOL+Ours", order=30))
-register_method(
-    "byol", Method("predict what a slowly following twin says of the other view", "byol", paper="BYOL", order=30)
-)

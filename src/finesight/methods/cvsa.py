@@ -15,7 +15,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import Method, full_precision, register_method, register_objective
+from finesight.methods.base import full_precision, register_objective
 from finesight.methods.moco import MoCo, MoCoConfig
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import object_share
@@ -28,18 +28,24 @@ class CVSAConfig(MoCoConfig):
 
 
 def alignment_loss(cells: Tensor, key: Tensor, share: Tensor, temperature: float) -> Tensor:
-    """KL(object ‖ softmax over cells of their similarity to the key). (N, HW, D), (N, D), (N, HW) -> (N,)
+    """Return KL(object ‖ softmax over cells of their similarity to the key). (N, HW, D), (N, D), (N, HW) -> (N,)
 
-    ``share`` is how much of each cell the object covers; an image whose object is nowhere asks for nothing.
+    ``share`` is how much of each cell the object covers; the loss of an image without any object is zero.
     """
-    said = (torch.einsum("npd,nd->np", cells, key) / temperature).log_softmax(1)
+    log_share = (torch.einsum("npd,nd->np", cells, key) / temperature).log_softmax(1)
     total = share.sum(1, keepdim=True)
     wanted = share / total.clamp(min=torch.finfo(share.dtype).tiny)
-    divergence = (torch.special.xlogy(wanted, wanted) - wanted * said).sum(1)
+    divergence = (torch.special.xlogy(wanted, wanted) - wanted * log_share).sum(1)
     return torch.where(total[:, 0] > 0, divergence, 0.0)
 
 
-@register_objective("cvsa")
+@register_objective(
+    "cvsa",
+    "crops about the object, its key on another background, and a loss that says where it is",
+    paper="CVSA",
+    settings={"saliency.source": "detector", "focus.source": "saliency", "views.second_paste": 1.0},
+    order=20,
+)
 class CVSA(MoCo):
     Config = CVSAConfig
     metrics: ClassVar = {**MoCo.metrics, "alignment": "misfit of object and similarity (KL)"}
@@ -60,15 +66,3 @@ class CVSA(MoCo):
         metrics = {**output.metrics, "alignment": aligned.detach().mean()}
         loss = output.loss + self.config.alignment * aligned
         return replace(output, loss=loss, metrics=metrics)
-
-
-register_method(
-    "cvsa",
-    Method(
-        "crops about the object, its key on another background, and a loss that says where it is",
-        "cvsa",
-        paper="CVSA",
-        settings={"saliency.source": "detector", "focus.source": "saliency", "views.second_paste": 1.0},
-        order=20,
-    ),
-)

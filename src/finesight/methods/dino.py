@@ -15,11 +15,9 @@ from torch.nn import functional as F
 from finesight.methods.base import (
     DatasetInfo,
     HeadGroup,
-    Method,
     Objective,
     ObjectiveConfig,
     full_precision,
-    register_method,
     register_objective,
 )
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, warm_up
@@ -60,24 +58,24 @@ class DINOHead(nn.Module):
         nn.init.kaiming_uniform_(self.prototypes, a=math.sqrt(5))
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """Unit vectors and their similarity to the prototypes."""
+        """Return unit vectors and their similarity to the prototypes."""
         unit = F.normalize(self.layers(x), dim=1)
         return unit, unit @ F.normalize(self.prototypes, dim=1).T
 
 
 def dino_loss(student: Sequence[Tensor], teacher: Sequence[Tensor]) -> Tensor:
-    """Mean cross-entropy over all pairs of different views: log-probabilities and probabilities, (N, P) each -> (N,)"""
+    """Return the mean cross-entropy over pairs of different views. Log-probabilities, probabilities, (N, P) -> (N,)"""
     pairs = [-(target * guess).sum(1) for t, target in enumerate(teacher) for s, guess in enumerate(student) if s != t]
     return torch.stack(pairs).mean(0)
 
 
 def _renamed_center(module: nn.Module, state: dict[str, Any], prefix: str, *_: Any) -> None:
-    """Checkpoints of earlier versions call the center ``centre``."""
+    """Rename the center, which checkpoints of earlier versions call ``centre``."""
     if f"{prefix}centre" in state:
         state[f"{prefix}center"] = state.pop(f"{prefix}centre")
 
 
-@register_objective("dino")
+@register_objective("dino", "a student learns its teacher's soft assignment of other crops", paper="DINO", order=80)
 class DINO(Objective):
     Config = DINOConfig
     metrics: ClassVar = {"teacher_entropy": "teacher entropy"}
@@ -154,8 +152,3 @@ class DINO(Objective):
     def after_step(self, output: ObjectiveOutput) -> None:
         self.center.lerp_(gather(self._teacher_logits).mean(0), 1 - self.config.center_momentum)
         del self._teacher_logits
-
-
-register_method(
-    "dino", Method("a student learns its teacher's soft assignment of other crops", "dino", paper="DINO", order=80)
-)

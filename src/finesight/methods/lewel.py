@@ -16,15 +16,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from finesight.errors import FineSightError
-from finesight.methods.base import (
-    DatasetInfo,
-    Method,
-    Objective,
-    ObjectiveConfig,
-    full_precision,
-    register_method,
-    register_objective,
-)
+from finesight.methods.base import DatasetInfo, Objective, ObjectiveConfig, full_precision, register_objective
 from finesight.methods.moco import MoCo, info_nce, queue_size
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, own_rows, shuffled_forward, world
@@ -53,26 +45,26 @@ class LEWELHeadConfig(ObjectiveConfig):
 
 
 def align(cells: Tensor, maps: Tensor, heads: int) -> Tensor:
-    """The m-th vector is each head's channels, summed over cells by its m-th map. (N, C, L), (N, D, L) -> (N, M, C)"""
+    """Sum each head's channels over the cells by its m-th map: the m-th vector. (N, C, L), (N, D, L) -> (N, M, C)"""
     values, weights = (x.reshape(len(x), heads, -1, x.shape[2]) for x in (cells, maps))
     return (weights @ values.mT).transpose(1, 2).flatten(2)  # (N, heads, M, C / heads) -> (N, M, C)
 
 
 def apply_each(network: nn.Module, vectors: Tensor) -> Tensor:
-    """Every vector of every image through the network; to its norms all are one batch. (N, L, C) -> (N, L, D)"""
-    said: Tensor = network(vectors.flatten(0, 1))
-    return said.view(*vectors.shape[:2], -1)
+    """Apply the network to every vector of every image, as one batch. (N, L, C) -> (N, L, D)"""
+    outputs: Tensor = network(vectors.flatten(0, 1))
+    return outputs.view(*vectors.shape[:2], -1)
 
 
 class HeadOutput(NamedTuple):
-    """What a head makes of φ."""
+    """The output of ``LEWELHead``."""
 
     pooled: Tensor  # (N, C) the average of φ
     vectors: Tensor  # (N, 1 + M, D) the whole image's, then the aligned ones
     maps: Tensor  # (N, D, L) over the L = H*W cells; each sums to one
 
     def map_entropy(self) -> Tensor:
-        """1: the maps are uniform, every aligned vector is the average."""
+        """Return the entropy of the maps; 1 if they are uniform, so that every aligned vector is the average."""
         entropy: Tensor = torch.special.entr(self.maps.detach()).sum(2).mean()
         return entropy / math.log(max(2, self.maps.shape[2]))
 
@@ -101,10 +93,12 @@ class LEWELHead(nn.Module):
     def forward(self, phi: Tensor) -> HeadOutput:
         pooled = average(phi)
         cells = phi.flatten(2).to(pooled.dtype)  # (N, C, L)
-        said = apply_each(self.shared, torch.cat([pooled[:, :, None], cells], dim=2).transpose(1, 2))  # (N, 1 + L, D)
-        maps = (F.normalize(said[:, 1:], dim=2) / self.scale).softmax(dim=1).transpose(1, 2)
+        embedded = apply_each(
+            self.shared, torch.cat([pooled[:, :, None], cells], dim=2).transpose(1, 2)
+        )  # (N, 1 + L, D)
+        maps = (F.normalize(embedded[:, 1:], dim=2) / self.scale).softmax(dim=1).transpose(1, 2)
         aligned = apply_each(self.aligned, align(cells, maps, self.heads))
-        return HeadOutput(pooled, torch.cat([said[:, :1], aligned], dim=1), maps)
+        return HeadOutput(pooled, torch.cat([embedded[:, :1], aligned], dim=1), maps)
 
 
 class LEWELConfig(LEWELHeadConfig):
@@ -121,7 +115,9 @@ class LEWELOutput(ObjectiveOutput):
     aligned_key: Tensor  # (N, D) what enters the second queue
 
 
-@register_objective("lewel")
+@register_objective(
+    "lewel", "heads learn where to look, each pools its own aligned vectors (MoCo form)", paper="LEWEL", order=40
+)
 class LEWEL(Objective):
     """Whole images are contrasted as in MoCo, aligned vectors with the same map's in the other view.
 
@@ -153,8 +149,8 @@ class LEWEL(Objective):
         phi = self.backbone(views[0])
         k = shuffled_forward(self._keys, views[1], generator, config.key_batch)  # (N, 1 + M, D)
         with full_precision(phi):
-            seen = self.head(phi)
-            q = F.normalize(seen.vectors, dim=2)
+            head = self.head(phi)
+            q = F.normalize(head.vectors, dim=2)
             loss, positive, negative = info_nce(q[:, 0], k[:, 0], self.queue.vectors, config.temperature)
             pairs = (q[:, 1:].flatten(0, 1), k[:, 1:].flatten(0, 1))
             aligned, aligned_positive, _ = info_nce(*pairs, self.aligned_queue.vectors, config.temperature)
@@ -163,14 +159,14 @@ class LEWEL(Objective):
             "positive_similarity": positive.detach().mean(),
             "negative_similarity": negative.detach().mean(),
             "aligned_similarity": aligned_positive.detach().mean(),
-            "map_entropy": seen.map_entropy(),
+            "map_entropy": head.map_entropy(),
         }
         drawn = torch.randint(1, k.shape[1], (len(k) * world()[1],), generator=generator)  # of the joined batch
         aligned_key = k[torch.arange(len(k), device=k.device), own_rows(drawn).to(k.device)]
         return LEWELOutput(
             loss,
             phi,
-            seen.pooled,
+            head.pooled,
             q[:, 0],
             k[:, 0],
             positive=positive,
@@ -194,11 +190,3 @@ class LEWEL(Objective):
         assert isinstance(output, LEWELOutput)
         self.queue.push(gather(output.target))
         self.aligned_queue.push(gather(output.aligned_key))
-
-
-register_method(
-    "lewel",
-    Method(
-        "heads learn where to look, each pools its own aligned vectors (MoCo form)", "lewel", paper="LEWEL", order=40
-    ),
-)

@@ -1,4 +1,4 @@
-"""LEWEL in its BYOL form (LEWEL-B): predict the twin's embedding of the other view, and its aligned vectors."""
+"""LEWEL in its BYOL form (LEWEL-B): predict a momentum copy's embedding of the other view, and its aligned vectors."""
 
 from __future__ import annotations
 
@@ -10,15 +10,7 @@ from pydantic import Field
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import (
-    SIMILARITY,
-    DatasetInfo,
-    Method,
-    Objective,
-    full_precision,
-    register_method,
-    register_objective,
-)
+from finesight.methods.base import SIMILARITY, DatasetInfo, Objective, full_precision, register_objective
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.methods.lewel import ALIGNED_METRICS, LEWELHead, LEWELHeadConfig, apply_each
 from finesight.nn.backbone import Backbone
@@ -32,9 +24,9 @@ class LEWELBYOLConfig(LEWELHeadConfig):
     momentum: float = Field(0.996, ge=0, le=1)
 
 
-@register_objective("lewel-byol")
+@register_objective("lewel-byol", "the same in BYOL's form, as its authors released it", order=50)
 class LEWELBYOL(Objective):
-    """The twin looks where its own maps say, in its own view."""
+    """The momentum copy pools its own view by its own maps."""
 
     Config = LEWELBYOLConfig
     metrics: ClassVar = {**SIMILARITY, **ALIGNED_METRICS}
@@ -61,21 +53,21 @@ class LEWELBYOL(Objective):
         phi, other = self.backbone(views[0]), self.backbone(views[1])
         targets = [self._target(view) for view in views[:2]]
         with full_precision(phi):
-            seen = self.head(phi)
-            first, aligned_first = self._agreement(seen.vectors, targets[1])
+            head = self.head(phi)
+            first, aligned_first = self._agreement(head.vectors, targets[1])
             second, aligned_second = self._agreement(self.head(other).vectors, targets[0])
             instance, aligned = 4 - 2 * first - 2 * second, 4 - 2 * aligned_first - 2 * aligned_second
             loss = torch.lerp(instance, aligned, self.config.aligned_share)
         metrics = {
             "positive_similarity": (first + second).detach().mean() / 2,
             "aligned_similarity": (aligned_first + aligned_second).detach().mean() / 2,
-            "map_entropy": seen.map_entropy(),
+            "map_entropy": head.map_entropy(),
         }
-        embedding = F.normalize(seen.vectors[:, 0], dim=1)
+        embedding = F.normalize(head.vectors[:, 0], dim=1)
         return ObjectiveOutput(
             loss,
             phi,
-            seen.pooled,
+            head.pooled,
             embedding,
             targets[1][:, 0],
             positive=first,
@@ -96,6 +88,3 @@ class LEWELBYOL(Objective):
 
     def momentum_copies(self) -> list[tuple[nn.Module, nn.Module]]:
         return [(self.twin_backbone, self.backbone), (self.twin_head, self.head)]
-
-
-register_method("lewel-byol", Method("the same in BYOL's form, as its authors released it", "lewel-byol", order=50))

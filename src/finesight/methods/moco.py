@@ -32,7 +32,7 @@ from finesight.nn.queue import Queue, automatic_queue
 
 
 def info_nce(q: Tensor, k: Tensor, negatives: Tensor, temperature: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Per-image loss, positive and negative similarities. (N, D), (N, D), (Q, D) -> (N,), (N,), (N, Q)"""
+    """Return per-image loss, positive and negative similarities. (N, D), (N, D), (Q, D) -> (N,), (N,), (N, Q)"""
     positive = (q * k).sum(1)
     negative = q @ negatives.T
     logits = torch.cat([positive[:, None], negative], dim=1) / temperature

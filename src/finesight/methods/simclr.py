@@ -13,11 +13,9 @@ from torch.nn import functional as F
 from finesight.methods.base import (
     SIMILARITY,
     DatasetInfo,
-    Method,
     Objective,
     ObjectiveConfig,
     full_precision,
-    register_method,
     register_objective,
 )
 from finesight.methods.defaults import lars
@@ -29,18 +27,18 @@ from finesight.nn.pooling import Pool
 
 
 def nt_xent(a: Tensor, b: Tensor, temperature: float) -> Tensor:
-    """NT-Xent of this rank's images against the joined batch, the mean of an image's two anchors. (N, D)² -> (N,)"""
+    """Return NT-Xent of this rank's images in the joined batch, the mean of an image's two anchors. (N, D)² -> (N,)"""
     all_a, all_b = gather_with_gradient(a), gather_with_gradient(b)
     own = torch.arange(len(a), device=a.device)
-    place = own + world()[0] * len(a)
+    position = own + world()[0] * len(a)
 
     def anchor(x: Tensor, same: Tensor, other: Tensor) -> Tensor:
         itself = torch.zeros(len(x), len(same), dtype=torch.bool, device=x.device)
-        itself[own, place] = True
+        itself[own, position] = True
         with_same = (x @ same.T).masked_fill(itself, float("-inf"))
         with_other = x @ other.T
         logits = torch.cat([with_same, with_other], dim=1) / temperature  # (N, 2 B)
-        return torch.logsumexp(logits, dim=1) - with_other[own, place] / temperature
+        return torch.logsumexp(logits, dim=1) - with_other[own, position] / temperature
 
     return (anchor(a, all_a, all_b) + anchor(b, all_b, all_a)) / 2
 
@@ -53,7 +51,7 @@ class SimCLRConfig(ObjectiveConfig):
     temperature: float = Field(0.1, gt=0)
 
 
-@register_objective("simclr")
+@register_objective("simclr", "each view finds its partner among all views of the batch", paper="SimCLR", order=60)
 class SimCLR(Objective):
     Config = SimCLRConfig
     metrics = SIMILARITY
@@ -87,8 +85,3 @@ class SimCLR(Objective):
             positive = (a * b.detach()).sum(1)
         metrics = {"positive_similarity": positive.detach().mean()}
         return ObjectiveOutput(loss, phi, pooled, a, b.detach(), positive=positive, metrics=metrics)
-
-
-register_method(
-    "simclr", Method("each view finds its partner among all views of the batch", "simclr", paper="SimCLR", order=60)
-)

@@ -14,11 +14,9 @@ from finesight.methods.base import (
     SIMILARITY,
     DatasetInfo,
     HeadGroup,
-    Method,
     Objective,
     ObjectiveConfig,
     full_precision,
-    register_method,
     register_objective,
 )
 from finesight.nn.backbone import Backbone
@@ -36,7 +34,7 @@ class SimSiamConfig(ObjectiveConfig):
     stop_gradient: bool = True  # without it the embeddings collapse: the paper's ablation
 
 
-@register_objective("simsiam")
+@register_objective("simsiam", "one network, a predictor and a stop-gradient", paper="SimSiam", order=70)
 class SimSiam(Objective):
     Config = SimSiamConfig
     metrics = SIMILARITY
@@ -52,7 +50,7 @@ class SimSiam(Objective):
         return {"optim.lr": 0.05 * batch_size / 256, "optim.cosine": "epoch"}
 
     def head_groups(self) -> list[HeadGroup]:
-        """The predictor's rate stays: it has to keep up with embeddings that move."""
+        """Return the head and the predictor, whose rate is constant: it has to keep up with embeddings that move."""
         return [HeadGroup(self.head.parameters()), HeadGroup(self.predictor.parameters(), constant=True)]
 
     def forward(
@@ -62,15 +60,12 @@ class SimSiam(Objective):
         with full_precision(phi):
             pooled = self.pool(phi)
             first, second = self.head(pooled), self.head(self.pool(other))
-            forth = F.cosine_similarity(self.predictor(first), self._still(second))
-            back = F.cosine_similarity(self.predictor(second), self._still(first))
+            forth = F.cosine_similarity(self.predictor(first), self._target(second))
+            back = F.cosine_similarity(self.predictor(second), self._target(first))
             loss = -(forth + back) / 2
             embedding, target = F.normalize(first, dim=1), F.normalize(second.detach(), dim=1)
         metrics = {"positive_similarity": (forth + back).detach().mean() / 2}
         return ObjectiveOutput(loss, phi, pooled, embedding, target, positive=forth, metrics=metrics)
 
-    def _still(self, z: Tensor) -> Tensor:
+    def _target(self, z: Tensor) -> Tensor:
         return z.detach() if self.config.stop_gradient else z
-
-
-register_method("simsiam", Method("one network, a predictor and a stop-gradient", "simsiam", paper="SimSiam", order=70))

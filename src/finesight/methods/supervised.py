@@ -9,15 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from finesight.methods.base import (
-    DatasetInfo,
-    Method,
-    Objective,
-    ObjectiveConfig,
-    full_precision,
-    register_method,
-    register_objective,
-)
+from finesight.methods.base import DatasetInfo, Objective, ObjectiveConfig, full_precision, register_objective
 from finesight.nn.backbone import Backbone
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
@@ -26,10 +18,10 @@ UNKNOWN = -1
 
 
 class SupervisedConfig(ObjectiveConfig):
-    """Nothing to set."""
+    """It has no settings."""
 
 
-@register_objective("supervised")
+@register_objective("supervised", "fine-tuning with labels: what the features could be", paper="Supervised", order=110)
 class Supervised(Objective):
     Config = SupervisedConfig
     metrics: ClassVar = {"accuracy": "accuracy on train"}
@@ -44,7 +36,7 @@ class Supervised(Objective):
 
     @classmethod
     def defaults(cls, batch_size: int, epochs: int) -> dict[str, Any]:
-        """Crops and flips alone; the new head learns ten times as fast as the backbone."""
+        """Return settings of crops and flips alone; the new head learns ten times as fast as the backbone."""
         return {
             "optim.lr": 0.01,
             "optim.backbone_lr_ratio": 0.1,
@@ -76,9 +68,3 @@ class Supervised(Objective):
         unit = F.normalize(pooled, dim=1)
         accuracy = (logits.argmax(1) == labels).float().mean()
         return ObjectiveOutput(loss, phi, pooled, unit, unit.detach(), metrics={"accuracy": accuracy})
-
-
-register_method(
-    "supervised",
-    Method("fine-tuning with labels: what the features could be", "supervised", paper="Supervised", order=110),
-)

@@ -10,15 +10,7 @@ from pydantic import Field
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.methods.base import (
-    DatasetInfo,
-    Method,
-    Objective,
-    ObjectiveConfig,
-    full_precision,
-    register_method,
-    register_objective,
-)
+from finesight.methods.base import DatasetInfo, Objective, ObjectiveConfig, full_precision, register_objective
 from finesight.methods.defaults import ASYMMETRIC_VIEWS, lars
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather_with_gradient, own_rows
@@ -30,7 +22,7 @@ EPS = 1e-4
 
 
 def variance_parts(centered: Tensor) -> Tensor:
-    """Per-image parts of mean_d max(0, 1 − s_d), s_d the dimension's deviation. (B, D) of the joined batch -> (B,)
+    """Return the images' parts of mean_d max(0, 1 − s_d), s_d the dimension's deviation. (B, D) -> (B,)
 
     s = (var + ε) / s, and var is a mean of squares: an image's part is the term with its own square.
     """
@@ -40,7 +32,7 @@ def variance_parts(centered: Tensor) -> Tensor:
 
 
 def covariance_parts(centered: Tensor) -> Tensor:
-    """Per-image parts of Σ_{i≠j} cov_ij² / D: as cov_ij is a mean of products, the term with its own. (B, D) -> (B,)"""
+    """Return the images' parts of Σ_{i≠j} cov_ij² / D: cov_ij is a mean of one product per image. (B, D) -> (B,)"""
     scale = len(centered) / (len(centered) - 1)
     cov = centered.T @ centered / (len(centered) - 1)
     cov = cov - cov.diagonal().diag()
@@ -57,7 +49,7 @@ class VICRegConfig(ObjectiveConfig):
     covariance: float = Field(1.0, ge=0)
 
 
-@register_objective("vicreg")
+@register_objective("vicreg", "views alike, dimensions alive and uncorrelated", paper="VICReg", order=100)
 class VICReg(Objective):
     Config = VICRegConfig
     metrics: ClassVar = {
@@ -99,6 +91,3 @@ class VICReg(Objective):
             target,
             metrics={name: part.detach().mean() for name, part in metrics.items()},
         )
-
-
-register_method("vicreg", Method("views alike, dimensions alive and uncorrelated", "vicreg", paper="VICReg", order=100))

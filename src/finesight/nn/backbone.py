@@ -21,7 +21,7 @@ _EXAMPLES = "for example resnet50, convnext_tiny, efficientnet_lite0 or regnetx_
 
 
 class Backbone(nn.Module):
-    """φ (N, C, H, W) of a batch of normalized images, before any pooling; for ResNets after the last ReLU.
+    """Computes φ (N, C, H, W) of normalized images, before any pooling; for ResNets after the last ReLU.
 
     ``output_stride`` 16 or 8 is timm's: the last stages lose their stride and their 3×3 convolutions are
     dilated instead (in a ResNet's first such block still by the dilation of the stage before), so that
@@ -29,7 +29,7 @@ class Backbone(nn.Module):
     and nothing is dilated: a map of the same size and other values, cheaper and with less of the border's
     padding in it, for networks that start from random weights.
 
-    ``load=False`` builds the network only, for whoever brings the weights (a saved encoder, a checkpoint).
+    ``load=False`` builds the network without weights, which come from a saved encoder or a checkpoint.
     ``config`` is the given one with ``stride_in_1x1`` decided: save that one, it needs no weight file.
     """
 
@@ -58,7 +58,7 @@ class Backbone(nn.Module):
         return phi  # (N, 3, R, R) -> (N, C, R / stride, R / stride)
 
     def train(self, mode: bool = True) -> Self:
-        """Frozen parts stay in eval mode: a batch norm without gradient would still move its statistics."""
+        """Set the mode; frozen parts stay in eval mode, or their batch norms would still move their statistics."""
         super().train(mode)
         for module in self._frozen():
             module.eval()
@@ -104,10 +104,10 @@ def _build(config: BackboneConfig) -> nn.Module:
 
 
 def _probe(model: nn.Module, config: BackboneConfig) -> tuple[int, int, list[str]]:
-    """Channels and stride of φ, and the top-level children that φ does not need.
+    """Return channels and stride of φ, and the top-level children that φ does not need.
 
-    Tried out on the meta device, which computes shapes only, with two sizes: the difference gives the stride
-    also where convolutions without padding eat the border.
+    Runs the model on the meta device, which computes shapes only, with two sizes: the difference gives the stride
+    also where convolutions without padding drop the border.
     """
     ghost: Any = copy.deepcopy(model).to("meta").eval()
     called: set[nn.Module] = set()
@@ -151,9 +151,9 @@ def _wants_stride_in_1x1(config: BackboneConfig) -> bool:
 
 
 def _move_stride_to_1x1(model: nn.Module, name: str) -> None:
-    """Caffe's (and Keras's) ResNets stride in a stage's first 1×1 convolution, torchvision's in its 3×3.
+    """Move each stage's stride from its 3×3 convolution to its first 1×1, where Caffe's and Keras's ResNets have it.
 
-    The weights have the same shapes, so the wrong one loads without complaint and computes something else.
+    The weights have the same shapes, so the wrong network loads without an error and computes something else.
     """
     blocks = [module for module in model.modules() if isinstance(module, Bottleneck)]
     if not blocks or any(not isinstance(block.aa, nn.Identity) for block in blocks):
@@ -172,8 +172,10 @@ def _undilate(model: nn.Module) -> None:
 
 
 def _parts(model: nn.Module, name: str) -> list[list[nn.Module]]:
-    """The stem's modules, then each stage's, in the order images pass them, by the names timm's families use:
-    layer1… (ResNet), s1… (RegNet), stages.0… (ConvNeXt), blocks.0… (EfficientNet)."""
+    """Return the stem's modules, then each stage's, by the names of timm's families.
+
+    These are layer1… (ResNet), s1… (RegNet), stages.0… (ConvNeXt), blocks.0… (EfficientNet).
+    """
     stem: list[nn.Module] = []
     stages: list[list[nn.Module]] = []
     for child_name, child in model.named_children():

@@ -1,9 +1,8 @@
-"""The few distributed helpers; all of them do nothing in a single process."""
+"""Distributed helpers; in a single process all of them change nothing."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -11,7 +10,7 @@ from torch import distributed as dist
 
 
 def world() -> tuple[int, int]:
-    """(rank, number of processes)."""
+    """Return the rank and the number of processes."""
     if dist.is_available() and dist.is_initialized():
         return dist.get_rank(), dist.get_world_size()
     return 0, 1
@@ -19,7 +18,7 @@ def world() -> tuple[int, int]:
 
 @torch.no_grad()
 def gather(x: Tensor) -> Tensor:
-    """Rows of all ranks, in rank order, without gradient. Every rank must bring as many rows."""
+    """Return the rows of all ranks, in rank order, without gradient. Every rank must have as many rows."""
     _, processes = world()
     if processes == 1:
         return x
@@ -30,7 +29,7 @@ def gather(x: Tensor) -> Tensor:
 
 @torch.no_grad()
 def mean_over_ranks(values: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Each scalar's mean over the ranks, in one message."""
+    """Return each scalar's mean over the ranks; one message is sent for all."""
     _, processes = world()
     if processes == 1:
         return values
@@ -63,52 +62,26 @@ def shuffled_forward(
     return own_rows(restored)
 
 
-class _Gather(torch.autograd.Function):
-    """Rows of all ranks; backwards, what every rank's loss says about this rank's rows."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        return gather(x)
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total)
-        return own_rows(total)
-
-
-class _Sum(torch.autograd.Function):
-    """The sum over ranks, which enters the loss of every rank."""
-
-    @staticmethod
-    def forward(ctx: Any, x: Tensor) -> Tensor:
-        total = x.clone()
-        dist.all_reduce(total)
-        return total
-
-    @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Tensor:
-        total = gradient.contiguous().clone()
-        dist.all_reduce(total)
-        return total
-
-
 def gather_with_gradient(x: Tensor) -> Tensor:
-    """``gather`` for losses in which the rows of other ranks get a gradient too."""
-    return x if world()[1] == 1 else _as_tensor(_Gather.apply(x))
+    """Return the rows of all ranks, for losses in which the rows of other ranks get a gradient too."""
+    if world()[1] == 1:
+        return x
+    from torch.distributed.nn.functional import all_gather
+
+    return torch.cat(all_gather(x.contiguous()))  # type: ignore[no-untyped-call]
 
 
 def sum_over_ranks(x: Tensor) -> Tensor:
-    """Elementwise, with gradient."""
-    return x if world()[1] == 1 else _as_tensor(_Sum.apply(x))
+    """Return the elementwise sum, with gradient."""
+    if world()[1] == 1:
+        return x
+    from torch.distributed.nn.functional import all_reduce
+
+    total: Tensor = all_reduce(x)  # type: ignore[no-untyped-call]
+    return total
 
 
 def own_rows(x: Tensor) -> Tensor:
-    """This rank's part of what ``gather`` joined."""
+    """Return this rank's part of what ``gather`` joined."""
     rank, processes = world()
     return x.view(processes, -1, *x.shape[1:])[rank]
-
-
-def _as_tensor(x: Any) -> Tensor:
-    assert isinstance(x, Tensor)
-    return x

@@ -11,20 +11,18 @@ ProjectorName = Literal["2-layer", "3-layer-bn"]
 
 
 def projector(kind: ProjectorName, channels: int, hidden: int, dim: int) -> nn.Sequential:
-    """MoCo v2's head: two layers without BN (its code), or the paper's text: three, with BN on the output."""
-    layers: list[nn.Module] = [nn.Linear(channels, hidden), nn.ReLU(inplace=True)]
-    if kind == "3-layer-bn":
-        layers += [nn.Linear(hidden, hidden), nn.ReLU(inplace=True)]
-    layers.append(nn.Linear(hidden, dim))
-    if kind == "3-layer-bn":
-        layers.append(nn.BatchNorm1d(dim))
-    return nn.Sequential(*layers)
+    """Return MoCo v2's head: two layers without BN as in its code, or three with BN on the output as in LCR's text."""
+    first = (nn.Linear(channels, hidden), nn.ReLU(inplace=True))
+    if kind == "2-layer":
+        return nn.Sequential(*first, nn.Linear(hidden, dim))
+    second = (nn.Linear(hidden, hidden), nn.ReLU(inplace=True))
+    return nn.Sequential(*first, *second, nn.Linear(hidden, dim), nn.BatchNorm1d(dim))
 
 
 def mlp(*widths: int, last: Literal["bias", "no-bias", "norm", "plain-norm"]) -> nn.Sequential:
-    """Linear, BN, ReLU for every hidden layer; the last one is linear, or normalized too (``plain``: not affine).
+    """Return layers of these widths: hidden ones with BN and ReLU, the last linear or with BN (``plain``: not affine).
 
-    What a norm follows has no bias: the norm would take it out again.
+    A layer before a norm has no bias: the norm would take it out again.
     """
     layers: list[nn.Module] = []
     for before, after in pairwise(widths[:-1]):

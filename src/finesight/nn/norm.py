@@ -11,18 +11,18 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from finesight.nn.distributed import sum_over_ranks, world
 
 
-class Joined:
-    """Mixed into a batch norm's class: in training and in several processes, statistics are those of all ranks."""
+class JointNorm:
+    """A mix-in for batch norms: in training and in several processes, statistics are those of all ranks."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
         if not self.training or world()[1] == 1:
             normalized: Tensor = super().forward(x)  # type: ignore[misc]
             return normalized
-        normalized = _normalized(self, x)
+        normalized = _normalize(self, x)
         return self.act(self.drop(normalized)) if hasattr(self, "act") else normalized  # timm's end in an activation
 
 
-def _normalized(norm: Any, x: Tensor) -> Tensor:
+def _normalize(norm: Any, x: Tensor) -> Tensor:
     wide = x.to(torch.promote_types(x.dtype, torch.float32))
     over, shape = [0, *range(2, x.ndim)], [1, -1, *[1] * (x.ndim - 2)]
     count = wide.numel() // wide.shape[1] * world()[1]
@@ -41,7 +41,7 @@ def _normalized(norm: Any, x: Tensor) -> Tensor:
 
 
 def join_norms(network: nn.Module) -> None:
-    """Let every batch norm in ``network`` see the joined batch from now on; names and weights stay."""
+    """Make every batch norm in ``network`` see the joined batch; names and weights stay."""
     for module in network.modules():
-        if isinstance(module, _BatchNorm) and not isinstance(module, Joined):
-            module.__class__ = type(f"Joined{type(module).__name__}", (Joined, type(module)), {})
+        if isinstance(module, _BatchNorm) and not isinstance(module, JointNorm):
+            module.__class__ = type(f"Joint{type(module).__name__}", (JointNorm, type(module)), {})

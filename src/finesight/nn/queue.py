@@ -1,4 +1,4 @@
-"""The FIFO of past keys that serve as negatives."""
+"""The queue of past keys that serve as negatives."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from torch.nn import functional as F
 PAPER_QUEUE = 65536
 
 
-def automatic_queue(images: int, batch: int) -> int:
-    """Half the data, at least two batches, at most the paper's 65536.
+def automatic_queue(images: int, batch_size: int) -> int:
+    """Return half the number of images, at least two batches, at most the paper's 65536.
 
     A queue longer than the data holds stale keys of the query image itself, as negatives.
     """
-    return min(PAPER_QUEUE, max(2 * batch, images // 2))
+    return min(PAPER_QUEUE, max(2 * batch_size, images // 2))
 
 
 class Queue(nn.Module):
@@ -30,9 +30,9 @@ class Queue(nn.Module):
 
     @torch.no_grad()
     def push(self, keys: Tensor) -> None:
-        """Oldest out, newest in; of more keys than the queue holds, the last ones stay."""
+        """Replace the oldest keys by these; of more keys than the queue holds, the last ones stay."""
         size = len(self.vectors)
         start = self.pointer + max(0, len(keys) - size)
-        places = (start + torch.arange(min(len(keys), size), device=self.vectors.device)) % size
-        self.vectors[places] = keys[-size:].to(self.vectors.dtype)
+        slots = (start + torch.arange(min(len(keys), size), device=self.vectors.device)) % size
+        self.vectors[slots] = keys[-size:].to(self.vectors.dtype)
         self.pointer.copy_((self.pointer + len(keys)) % size)

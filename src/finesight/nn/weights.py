@@ -1,7 +1,7 @@
 """Weights from a file or from timm's hub: names are matched, counted, and a bad match is an error.
 
 A file is only ever read as tensors (safetensors, or a pickle in torch's ``weights_only`` mode), so one from
-anywhere can be tried without running what is in it.
+anywhere can be tried: nothing in it is run.
 """
 
 import pickle
@@ -26,7 +26,7 @@ MIN_MATCHED = 0.9
 HUB_SECONDS = 10.0
 
 # What others wrap around a network's own names: DataParallel and torch.compile, then its role in training
-# (MoCo v1/v2 `encoder_q`, v3 `base_encoder`), then FineSight's own `backbone.model`. Momentum twins
+# (MoCo v1/v2 `encoder_q`, v3 `base_encoder`), then FineSight's own `backbone.model`. Momentum copies
 # (`encoder_k`, `momentum_encoder`) are left out on purpose.
 _PREFIXES = tuple(
     "".join(parts)
@@ -40,31 +40,41 @@ _CLASSIFIER = ("fc.", "head.", "classifier.")
 
 
 def load_weights(model: nn.Module, file: str | Path) -> str:
-    """Fill ``model`` from ``file`` and say how well its names matched, e.g. "265 of 265 tensors matched …".
+    """Load ``file`` into ``model`` and return how well its names matched, e.g. "265 of 265 tensors matched …".
 
-    Under 90 % of the tensors, or one of another shape, is an error: a network that is part random looks like
-    one that learns badly, and nobody finds out why.
+    Raises
+    ------
+    FineSightError
+        If the file cannot be read, under 90 % of the tensors matched, or one has another shape.
     """
     path = weight_file(file)
     prefix, state = _strip_prefix(_read_state(path), model)
     target = model.state_dict()
     wanted = _weight_names(model)
-    found = [name for name in wanted if name in state]
+    found, missing = ([name for name in wanted if (name in state) == there] for there in (True, False))
     reshaped = [name for name in found if state[name].shape != target[name].shape]
     if reshaped:
-        raise FineSightError(_reshaped_message(path, reshaped, state, target))
+        shapes = [f"{n} {tuple(state[n].shape)} instead of {tuple(target[n].shape)}" for n in reshaped]
+        raise FineSightError(
+            f"weights '{path}': {len(reshaped)} tensors have another shape than the model's: {_some(shapes)}. "
+            f"Is it for another backbone?"
+        )
     if len(found) < MIN_MATCHED * len(wanted):
-        raise FineSightError(_mismatch_message(path, wanted, state))
+        others = [n for n in state if n not in wanted and not n.endswith("num_batches_tracked")]
+        unexpected = [n for n in others if not n.startswith(_CLASSIFIER)]
+        raise FineSightError(
+            f"weights '{path}': only {len(found)} of the model's {len(wanted)} tensors matched. "
+            f"Missing: {_some(missing)}. Unexpected: {_some(unexpected)}. Is it for another backbone?"
+        )
 
     loadable = {k: v.to(target[k].dtype) for k, v in state.items() if k in target and v.shape == target[k].shape}
     model.load_state_dict(loadable, strict=False)
-    missing = [name for name in wanted if name not in state]
     left = f"; not in the file, left random: {_some(missing)}" if missing else ""
     return f"{len(found)} of {len(wanted)} tensors matched ({_convention(prefix, state)}){left}"
 
 
 def is_caffe_style(file: str | Path) -> bool:
-    """Whether a safetensors file says of itself that its ResNet strides in the 1×1 convolutions."""
+    """Return whether a safetensors file says of itself that its ResNet strides in the 1×1 convolutions."""
     path = weight_file(file)
     if path.suffix.lower() != ".safetensors":
         return False
@@ -74,6 +84,7 @@ def is_caffe_style(file: str | Path) -> bool:
 
 
 def weight_file(file: str | Path) -> Path:
+    """Return the path of a weight file that exists and has a known suffix, or raise ``FineSightError``."""
     path = Path(file).expanduser()
     if not path.is_file():
         found = "a folder" if path.is_dir() else "no such file"
@@ -86,7 +97,7 @@ def weight_file(file: str | Path) -> Path:
 
 
 def imagenet_model(name: str, **options: Any) -> nn.Module:
-    """The timm model with its pretrained weights; fails in seconds when the hub is out of reach."""
+    """Return the timm model with its pretrained weights; fail in seconds when the hub is out of reach."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.has_weights:
         raise FineSightError(
@@ -107,10 +118,9 @@ def imagenet_model(name: str, **options: Any) -> nn.Module:
 
 
 def _hub_problem(source: Any) -> str | None:
-    """Why the hub cannot serve these weights, or None. Asked first because its client retries for a minute.
+    """Return why the hub cannot serve these weights, or None. The hub's own client would retry for a minute.
 
-    The request runs in a thread of its own: looking up names, and trying one address after the other, know no
-    time limit.
+    The request runs in a thread because name lookup has no time limit.
     """
     if _is_cached(source):
         return None
@@ -139,7 +149,12 @@ def _is_cached(source: Any) -> bool:
 
 
 def _read_state(path: Path) -> dict[str, Tensor]:
-    content = _read_safetensors(path) if path.suffix.lower() == ".safetensors" else _read_pickle(path)
+    """Return the tensors of a file; those of a checkpoint are in its ``state_dict`` or ``model``."""
+    if path.suffix.lower() == ".safetensors":
+        with _open_safetensors(path) as opened:
+            content = {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
+    else:
+        content = _read_pickle(path)
     state = content
     while isinstance(state, dict) and not any(isinstance(value, Tensor) for value in state.values()):
         inner = next((state[key] for key in ("state_dict", "model") if key in state), None)
@@ -162,26 +177,18 @@ def _open_safetensors(path: Path) -> Any:
         ) from error
 
 
-def _read_safetensors(path: Path) -> Any:
-    with _open_safetensors(path) as opened:
-        return {key: opened.get_tensor(key) for key in opened.keys()}  # noqa: SIM118 (not a dict)
-
-
 def _read_pickle(path: Path) -> Any:
     try:
         return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:  # torch's own message advises to trust the file
-        asked = re.search(r"GLOBAL (\S+)", str(error))
-        raise _not_weights(path, f"it asks for `{asked[1]}`" if asked else "not tensors alone") from error
     except Exception as error:  # a broken file can fail in any way
-        raise _not_weights(path, _first_line(error)) from error
-
-
-def _not_weights(path: Path, found: str) -> FineSightError:
-    return FineSightError(
-        f"weights '{path}': not a plain weight file ({found}). Nothing in it was run. "
-        f"Save only the state dict, best as .safetensors."
-    )
+        reason = _first_line(error)
+        if isinstance(error, pickle.UnpicklingError):  # torch's own message advises to trust the file
+            wanted = re.search(r"GLOBAL (\S+)", str(error))
+            reason = f"it asks for `{wanted[1]}`" if wanted else "not tensors alone"
+        raise FineSightError(
+            f"weights '{path}': not a plain weight file ({reason}). Nothing in it was run. "
+            f"Save only the state dict, best as .safetensors."
+        ) from error
 
 
 def _weight_names(model: nn.Module) -> list[str]:
@@ -189,7 +196,7 @@ def _weight_names(model: nn.Module) -> list[str]:
 
 
 def _strip_prefix(state: dict[str, Tensor], model: nn.Module) -> tuple[str, dict[str, Tensor]]:
-    """The part of the file that fits the model best, under the model's own names."""
+    """Return the prefix of the file's names that fits the model best, and the tensors without it."""
     wanted = _weight_names(model)
     best = max(_PREFIXES, key=lambda prefix: sum(prefix + name in state for name in wanted))
     return best, {key[len(best) :]: tensor for key, tensor in state.items() if key.startswith(best)}
@@ -201,28 +208,6 @@ def _convention(prefix: str, state: dict[str, Tensor]) -> str:
     # timm kept torchvision's names for its plain ResNets
     plain = "torchvision names" if {"conv1.weight", "layer1.0.conv1.weight"} <= state.keys() else "timm names"
     return f"{plain} after '{prefix}'" if prefix else plain
-
-
-def _mismatch_message(path: Path, wanted: list[str], state: dict[str, Tensor]) -> str:
-    missing = [name for name in wanted if name not in state]
-    known = set(wanted)
-    unexpected = [
-        name
-        for name in state
-        if name not in known and not name.startswith(_CLASSIFIER) and not name.endswith("num_batches_tracked")
-    ]
-    return (
-        f"weights '{path}': only {len(wanted) - len(missing)} of the model's {len(wanted)} tensors matched. "
-        f"Missing: {_some(missing)}. Unexpected: {_some(unexpected)}. Is it for another backbone?"
-    )
-
-
-def _reshaped_message(path: Path, names: list[str], state: dict[str, Tensor], target: dict[str, Tensor]) -> str:
-    shapes = [f"{n} {tuple(state[n].shape)} instead of {tuple(target[n].shape)}" for n in names]
-    return (
-        f"weights '{path}': {len(names)} tensors have another shape than the model's: {_some(shapes)}. "
-        f"Is it for another backbone?"
-    )
 
 
 def _some(names: list[str], count: int = 3) -> str:

@@ -13,7 +13,7 @@ from finesight.rationale.config import RationaleConfig
 
 
 class FittingBranch(nn.Module):
-    """Small on purpose: with K filters it can only keep what is common across images.
+    """Predicts GradCAM by K filters, so few that it can only keep what is common across images.
 
     PyTorch's default convolution init is kept; a larger one saturates the softmax of A from the first step.
     """
@@ -28,39 +28,39 @@ class FittingBranch(nn.Module):
         self.register_buffer("kept", torch.ones(config.projections, dtype=torch.bool) if config.keep != "all" else None)
 
     def responses(self, phi: Tensor) -> Tensor:
-        """What each projection answers at each position. (N, C, H, W) -> (N, K, H, W)"""
+        """Return the response of each projection at each position. (N, C, H, W) -> (N, K, H, W)"""
         with torch.autocast(phi.device.type, enabled=False):
             phi = phi.to(self.filters.weight.dtype)
             if self.normalize_input:
                 phi = F.normalize(phi, dim=1)
-            answers: Tensor = self.filters(phi)
-            return answers if self.norm is None else F.relu(self.norm(answers))
+            responses: Tensor = self.filters(phi)
+            return responses if self.norm is None else F.relu(self.norm(responses))
 
     def forward(self, phi: Tensor) -> Tensor:
-        """A_ij = max_k w_kᵀ φ_ij over the projections that are kept. (N, C, H, W) -> (N, H, W)
+        """Return A_ij = max_k w_kᵀ φ_ij over the projections that are kept. (N, C, H, W) -> (N, H, W)
 
         The ablation ``mlp`` has a second layer in place of the maximum.
         """
-        answers = self.responses(phi)
+        responses = self.responses(phi)
         if self.mix is not None:
             with torch.autocast(phi.device.type, enabled=False):
-                mixed: Tensor = self.mix(F.relu(answers))
+                mixed: Tensor = self.mix(F.relu(responses))
                 return mixed.squeeze(1)
         if isinstance(self.kept, Tensor):
-            answers = answers.masked_fill(~self.kept[:, None, None], -torch.inf)
-        return answers.amax(1)
+            responses = responses.masked_fill(~self.kept[:, None, None], -torch.inf)
+        return responses.amax(1)
 
     def keep(self, projections: Sequence[int]) -> None:
-        """From now on the maximum is over these alone."""
+        """Take the maximum over these projections alone from now on."""
         assert isinstance(self.kept, Tensor)
         self.kept.fill_(False)
         self.kept[list(projections)] = True
 
 
 def branch_mask(branch: FittingBranch, phi: Tensor, config: RationaleConfig) -> Tensor:
-    """A' of Eq. 8 as configured. (N, C, H, W) -> (N, H, W)
+    """Return A' of Eq. 8 as configured. (N, C, H, W) -> (N, H, W)
 
-    Taken literally (``mask_divisor="max"``) it is negative where all of A is; such a mask says nothing.
+    Taken literally (``mask_divisor="max"``) it is negative where all of A is; such values count as zero.
     """
     mask = attention_mask(branch(phi), over=config.mask_range, divisor=config.mask_divisor)
     return mask.clamp(min=0).pow(config.mask_power)

@@ -25,15 +25,15 @@ RATIONALE_METRICS = {
 FLAT = 1e-6  # a map whose spread is below this share of its maximum is constant up to rounding
 
 
-def _partly_still(phi: Tensor, share: float) -> Tensor:
-    """φ, of whose gradient only a share comes back."""
-    still = phi.detach()
-    return still if share == 0 else phi if share == 1 else still + share * (phi - still)  # no copies where none serve
+def _scale_gradient(phi: Tensor, share: float) -> Tensor:
+    """Return φ such that only a share of the gradient flows back."""
+    fixed = phi.detach()
+    return fixed if share == 0 else phi if share == 1 else fixed + share * (phi - fixed)
 
 
 @dataclass(frozen=True)
 class RationaleOutput:
-    """The loss, and the two maps it compares (for pictures and health)."""
+    """The loss of a step, the two maps it compares, and metrics."""
 
     loss: Tensor  # ()
     target: Tensor  # (N, H, W) G, scaled
@@ -42,7 +42,13 @@ class RationaleOutput:
 
 
 def score_of(output: ObjectiveOutput, config: RationaleConfig) -> Tensor:
-    """The (N,) scalars GradCAM differentiates."""
+    """Return the (N,) scalars that GradCAM differentiates.
+
+    Raises
+    ------
+    ValueError
+        If the positive logit is asked for and the objective has none.
+    """
     if config.score == "positive":
         if output.positive is None:
             raise ValueError("this objective has no positive logit: use score 'loss' or 'negative_loss'")
@@ -69,13 +75,13 @@ def scaled_target(signed: Tensor, config: RationaleConfig) -> Tensor:
 
 
 def _distributions(maps: Tensor, config: RationaleConfig) -> Tensor:
-    """Log-softmax over all positions, or over each row on its own. (N, H, W) -> (N, H*W) or (N, H, W)"""
+    """Return the log-softmax over all positions, or over each row. (N, H, W) -> (N, H*W) or (N, H, W)"""
     flat = maps.flatten(1) if config.softmax_over == "positions" else maps
     return F.log_softmax(flat / config.tau, dim=-1)
 
 
 def rationale_kl(target: Tensor, attention: Tensor, config: RationaleConfig) -> Tensor:
-    """L_KL of Eq. 6 in either direction, reduced as configured. (N, H, W), (N, H, W) -> ()"""
+    """Return L_KL of Eq. 6 in either direction, reduced as configured. (N, H, W), (N, H, W) -> ()"""
     if config.attention_scale != "raw":
         attention = attention_mask(attention, over=config.attention_scale)
     log_g, log_a = _distributions(target, config), _distributions(attention, config)
@@ -87,7 +93,7 @@ def rationale_kl(target: Tensor, attention: Tensor, config: RationaleConfig) -> 
 
 
 class Rationale(nn.Module):
-    """LCR beside any objective: it takes φ, the pooled vector and the per-image loss, and nothing else."""
+    """Learns the rationale beside any objective, from φ, the pooled vector and the per-image loss."""
 
     def __init__(self, channels: int, config: RationaleConfig) -> None:
         super().__init__()
@@ -104,17 +110,16 @@ class Rationale(nn.Module):
         target = scaled_target(signed, config)
         if config.detach_target:
             target = target.detach()
-        still = phi.detach()
-        attention = self.branch(_partly_still(phi, config.encoder_gradient))
+        attention = self.branch(_scale_gradient(phi, config.encoder_gradient))
         loss = rationale_kl(target, attention, config)
         metrics = self._health(loss, target, attention)
         for branch in self.study.values():
-            loss = loss + rationale_kl(target.detach(), branch(still), config)
+            loss = loss + rationale_kl(target.detach(), branch(phi.detach()), config)
         return RationaleOutput(loss, target.detach(), attention.detach(), metrics)
 
     @torch.no_grad()
     def _health(self, loss: Tensor, target: Tensor, attention: Tensor) -> dict[str, Tensor]:
-        """How far both maps are from saying nothing, in nats, and how spread the mask is (1 = uniform)."""
+        """Return how far both maps are from uniform, in nats, and the entropy of the mask (1 = uniform)."""
         mask = attention_mask(attention).flatten(1)  # whatever the divisor: a share has no scale
         total = mask.sum(1, keepdim=True)
         share = torch.where(total > 0, mask / total, 1 / mask.shape[1])
@@ -128,6 +133,6 @@ class Rationale(nn.Module):
 
 
 def kl_from_uniform(maps: Tensor, tau: float) -> Tensor:
-    """Mean KL(softmax(map/τ) ‖ uniform) in nats: zero when a map says nothing. (N, H, W) -> ()"""
+    """Return the mean KL(softmax(map/τ) ‖ uniform) in nats; zero for constant maps. (N, H, W) -> ()"""
     log_p = F.log_softmax(maps.flatten(1) / tau, dim=1)
     return (log_p.exp() * log_p).sum(1).mean() + math.log(log_p.shape[1])
