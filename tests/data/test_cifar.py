@@ -18,7 +18,6 @@ from PIL import Image
 from finesight.data.cache import open_cache
 from finesight.data.layouts.cifar import Cifar100
 from finesight.data.sources import ImageSource, open_source
-from finesight.data.verification import describe_differences
 from finesight.errors import FineSightError
 from layouts import CIFAR_SIZES, META, cifar_arrays, cifar_binary, cifar_content, cifar_python, old_pickle
 
@@ -278,25 +277,23 @@ def test_other_wrong_class_names(python: Path) -> None:
     assert "meta is damaged (no class names)" in error(python)
 
 
-# --- the whole size -----------------------------------------------------------------------------------
+# --- many images --------------------------------------------------------------------------------------
 
 
 @pytest.mark.slow
-def test_the_official_size(binary: Path) -> None:
-    official = Cifar100.official
+def test_a_tenth_of_the_official_size_takes_seconds(binary: Path) -> None:
     (binary / "fine_label_names.txt").write_text("\n".join(f"fine_{i}" for i in range(100)))
     (binary / "coarse_label_names.txt").write_text("\n".join(f"coarse_{i}" for i in range(20)))
     rng = np.random.default_rng(0)
-    for name, count in (("train", official.train), ("test", official.test)):
+    for name, count in (("train", 5000), ("test", 1000)):
         records = rng.integers(0, 256, (count, 3074), dtype=np.uint8)
         records[:, 1] = np.arange(count) % 100
         records[:, 0] = records[:, 1] // 5
         (binary / f"{name}.bin").write_bytes(records.tobytes())
     start = time.process_time()
     source = open_source(binary)
-    assert time.process_time() - start < 30
-    assert describe_differences(source) is None
+    assert time.process_time() - start < 4
     assert Cifar100().super_categories(source) == tuple(f"coarse_{i // 5}" for i in range(100))
     start = time.process_time()
-    open_source(binary)
-    assert time.process_time() - start < 5
+    assert len(open_source(binary)) == 6000
+    assert time.process_time() - start < 1

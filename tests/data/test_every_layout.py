@@ -243,7 +243,7 @@ def test_one_is_shown(name: str) -> None:
     assert f"--data {name}:PATH" in out
     found = json.loads(run("show", name, "--json").stdout)
     assert (found["title"], found["get"], found["home"]) == (layout.title, layout.download, layout.homepage)
-    assert ("train" in found) is (layout.official is not None)
+    assert found["train"] == (layout.official and layout.official.train)
     assert (out in run().stdout) is layout.listed
 
 

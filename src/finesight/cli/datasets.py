@@ -117,7 +117,8 @@ def check(
 
 def _layout_json(layout: DatasetLayout) -> dict[str, Any]:
     """Return a dataset for scripts."""
-    facts: dict[str, Any] = {
+    official = layout.official
+    return {
         "name": layout.name,
         "title": layout.title,
         "get": layout.download,
@@ -125,23 +126,22 @@ def _layout_json(layout: DatasetLayout) -> dict[str, Any]:
         "forms": [asdict(tree) for tree in layout.trees],
         "annotations": layout.annotations,
         "note": layout.note,
+        "train": official and official.train,
+        "test": official and official.test,
+        "classes": official and official.classes,
+        "images_of_smallest_class": official and {"train": official.smallest_train, "test": official.smallest_test},
     }
-    official = layout.official
-    if official is not None:
-        least = {"train": official.smallest_train, "test": official.smallest_test}
-        sizes = {"train": official.train, "test": official.test, "classes": official.classes}
-        facts |= sizes | {"images_of_smallest_class": least}
-    return facts
 
 
 def _describe(layout: DatasetLayout) -> Iterator[str]:
     """Yield the lines on a dataset for people."""
     yield f"{layout.name}: {layout.title}"
-    counts = ""
+    facts = [layout.annotations] if layout.annotations else []
     if official := layout.official:
         images = f"{official.train + official.test:,} images ({official.train:,} train + {official.test:,} test)"
-        counts = f"{images}, {official.classes:,} classes, "
-    yield f"  {counts}{layout.annotations}"
+        facts = [images, f"{official.classes:,} classes", *facts]
+    if facts:
+        yield f"  {', '.join(facts)}"
     for heading, words in (("get", layout.download), ("from", layout.homepage), ("note", layout.note)):
         if words:
             yield f"  {heading:<5}  {words}"

@@ -1,4 +1,4 @@
-"""The decoded cache: every image decoded once, small, and memory-mapped from then on."""
+"""The decoded cache: every image is decoded once and kept small; later it is memory-mapped."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class DecodedCache:
 
     @property
     def keys(self) -> NDArray[np.bytes_]:
-        """(N,) what each image is known by on disk: another one as soon as its file changes."""
+        """(N,) keys of the images on disk; the key changes if the file does."""
         return self.entries.keys[self.rows]
 
     @property
@@ -51,7 +51,7 @@ class DecodedCache:
         return self.entries.sizes[self.rows].astype(np.int64)
 
     def image(self, i: int) -> NDArray[np.uint8]:
-        """(h, w, 3), a read-only view of the file."""
+        """Return an image as (h, w, 3), a read-only view of the file on disk."""
         row = self.rows[i]
         height, width = self.entries.sizes[row]
         start = self.entries.offsets[row]
@@ -59,7 +59,7 @@ class DecodedCache:
         return pixels[start : start + height * width * 3].reshape(height, width, 3)
 
     def batch(self, indices: Sequence[int] | NDArray[np.integer] | Tensor) -> tuple[Tensor, Tensor]:
-        """uint8 (N, 3, H, W), each image at the top left of a black canvas, and int64 (N, 2) sizes (h, w)."""
+        """Return uint8 (N, 3, H, W), each image at the top left of a black canvas, and int64 (N, 2) sizes (h, w)."""
         chosen = np.asarray(indices, np.int64)
         sizes = self.entries.sizes[self.rows[chosen]]
         height, width = sizes.max(axis=0, initial=0)
@@ -69,18 +69,19 @@ class DecodedCache:
         return canvas, torch.from_numpy(sizes)
 
     def geometry(self, i: int) -> Geometry:
+        """Return how an image lies in its original."""
         width, height = self.entries.originals[self.rows[i]].tolist()
         return Geometry.fit(width, height, self.side, self.source.trim)
 
     def box(self, i: int) -> NDArray[np.float32] | None:
-        """x, y, width, height in cached pixels, clipped to the cached image."""
+        """Return x, y, width, height of the object in cached pixels, or ``None`` if the source has no boxes."""
         return None if self.source.boxes is None else self.geometry(i).box(self.source.boxes[i])
 
     def mask(self, i: int) -> NDArray[np.bool_] | None:
-        """(h, w): where the object is, from its mask picture, else from its box, else unknown."""
+        """Return (h, w), true where the object is, from its mask picture or its box; ``None`` if there is neither."""
         if self.source.masks is None:
             box = self.box(i)
-            return None if box is None else self.geometry(i).filled(box)
+            return None if box is None else self.geometry(i).fill_box(box)
         file = self.source.root / str(self.source.masks[i])
         try:
             return self.geometry(i).mask(read_mask(file))
@@ -126,7 +127,7 @@ def open_cache(
 
 
 def _keys(source: ImageSource, side: int) -> tuple[NDArray[np.bytes_], dict[int, str]]:
-    """The key of each image, and by index why some have none."""
+    """Return the key of each image, and by index why some have none."""
     keys, problems = np.zeros(len(source), "S16"), {}
     root = str(source.root)
     for i, path in enumerate(source.paths.tolist()):

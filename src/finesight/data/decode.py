@@ -1,8 +1,7 @@
-"""One image file -> an upright 8-bit RGB picture, or a plain reason why not.
+"""Decode an image file to an upright 8-bit RGB picture, or raise ``SkipImage`` with the reason why not.
 
-Folders from the wild hold everything: scans in 16 bits, palettes with transparency, CMYK from print, phone
-photos lying on their side, half downloads. Each becomes the picture a person would see, or one ``SkipImage``;
-nothing else escapes.
+It reads what folders hold in practice: scans in 16 bits, palettes with transparency, CMYK from print, phone photos
+with an orientation tag, half downloads. No other exception is raised.
 """
 
 from __future__ import annotations
@@ -40,26 +39,37 @@ _UPRIGHT = {
 
 
 class UnreachableFile(SkipImage):
-    """Not readable now (missing, no permission, a disk error), which may heal without the file changing:
-    unlike a damaged picture it must not be remembered."""
+    """The file cannot be read now: it is missing, or there is no permission, or a disk error.
+
+    Unlike damage to the picture this may pass while the file stays the same, so it must not be remembered.
+    """
 
 
 def read_image(file: str | Path | IO[bytes]) -> Image.Image:
-    """The first frame as upright RGB; ``SkipImage`` says why a file cannot be used."""
+    """Return the first frame as upright RGB, or raise ``SkipImage``."""
     return read_image_and_size(file)[0]
 
 
 def read_image_and_size(
     file: str | Path | IO[bytes], at_least: int | None = None, trim: int = 0
 ) -> tuple[Image.Image, tuple[int, int]]:
-    """Like ``read_image``, with the upright (width, height) of the file itself.
+    """Return the first frame as upright RGB and the upright (width, height) of the file.
 
-    ``at_least`` lets a JPEG be decoded at 1/2, 1/4 or 1/8 as long as both sides keep that many pixels: most
-    of the decoding time of a camera photo is saved, and the picture is then smaller than the file says.
-    ``trim`` rows of the upright file are cut off its bottom, from the picture and from the height.
+    Parameters
+    ----------
+    at_least
+        If given, a JPEG is decoded at 1/2, 1/4 or 1/8 as long as both sides keep so many pixels, which saves most of
+        the time. The picture is then smaller than the size that is returned.
+    trim
+        Rows that are cut off the bottom of the upright picture, and off the height that is returned.
+
+    Raises
+    ------
+    SkipImage
+        If the file cannot be used.
     """
     try:
-        with _opened(file) as stream:
+        with _open(file) as stream:
             return _decode(stream, at_least, trim)
     except SkipImage:
         raise
@@ -76,7 +86,7 @@ def read_image_and_size(
 
 
 def to_rgb(image: Image.Image) -> Image.Image:
-    """An opened picture as upright 8-bit RGB: transparency laid on white, 16-bit and float values scaled."""
+    """Turn an opened picture into upright 8-bit RGB: transparency becomes white, 16-bit and float values are scaled."""
     try:
         image.load()
         return _eight_bit_rgb(_upright(image)[0])
@@ -85,7 +95,7 @@ def to_rgb(image: Image.Image) -> Image.Image:
 
 
 def read_mask(file: str | Path) -> NDArray[np.bool_]:
-    """An object mask picture as (H, W): true where a pixel or palette index is not zero; alpha is ignored."""
+    """Read an object mask as (H, W): true where a pixel or palette index is not zero. Alpha is ignored."""
     try:
         with Image.open(file, formats=FORMATS) as image:
             values = np.asarray(image)
@@ -98,7 +108,7 @@ def read_mask(file: str | Path) -> NDArray[np.bool_]:
     return mask
 
 
-def _opened(file: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
+def _open(file: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
     return open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file)
 
 
@@ -122,27 +132,27 @@ def _decode(stream: IO[bytes], at_least: int | None, trim: int) -> tuple[Image.I
         width, height = rgb.size
     elif turned:
         width, height = height, width
-    return (_trimmed(rgb, height, trim, scale) if trim else rgb), (width, height - trim)
+    return (_trim_rows(rgb, height, trim, scale) if trim else rgb), (width, height - trim)
 
 
 def _shrink(image: Image.Image, at_least: int) -> int:
-    """Have a JPEG decoded small; says how many times smaller."""
+    """Let a JPEG be decoded small, and return how many times smaller."""
     width = image.width
     drafted = image.draft(None, (at_least, at_least))
     return 1 if drafted is None else round(width / drafted[1][2])  # the box it fills is not rounded to pixels
 
 
-def _trimmed(image: Image.Image, height: int, trim: int, scale: int) -> Image.Image:
-    """Without the rows that show any of the last ``trim`` of the file's ``height``."""
+def _trim_rows(image: Image.Image, height: int, trim: int, scale: int) -> Image.Image:
+    """Cut off the rows that show any of the last ``trim`` rows of the file's ``height``."""
     if height <= trim:
         raise SkipImage(f"only {height} pixels high, and the bottom {trim} are cut off")
     return image.crop((0, 0, image.width, (height - trim) // scale))
 
 
 def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
-    """Apply the EXIF orientation; true when width and height change places. Broken EXIF is no orientation.
+    """Apply the EXIF orientation, and return whether width and height change places. Broken EXIF is ignored.
 
-    To be called after loading: Pillow turns TIFFs while it loads them and then forgets their tag.
+    The image must be loaded: Pillow turns TIFFs while it loads them and then removes their tag.
     """
     try:
         orientation = image.getexif().get(_ORIENTATION_TAG, 1)
@@ -166,9 +176,9 @@ def _eight_bit_rgb(image: Image.Image) -> Image.Image:
 
 
 def _squeeze(values: NDArray[np.int32] | NDArray[np.float32]) -> NDArray[np.uint8]:
-    """32-bit integers and floats name no range: take the smallest usual one that holds them, else stretch.
+    """Scale 32-bit integers and floats to 8 bits. They have no fixed range: the smallest usual one is taken.
 
-    Some rows at a time: in double precision a large picture would take a gigabyte and more.
+    Some rows are converted at a time: in double precision a large picture would take more than a gigabyte.
     """
     starts = range(0, len(values), ROWS)
     ends = [(block.min(), block.max()) for block in (_finite(values[start : start + ROWS]) for start in starts)]
@@ -200,13 +210,13 @@ def _damage(error: Exception) -> str:
 
 
 def os_reason(error: OSError) -> str:
-    """What the file system said, e.g. "permission denied", without the path."""
+    """Return the words of the file system, e.g. "permission denied", without the path."""
     return error.strerror.lower() if error.strerror else _damage(error)
 
 
 @contextmanager
 def explain_os_errors(what: str, instead: str) -> Iterator[None]:
-    """An error of the file system as one the user can act on: what cannot be done, why, and what to do instead."""
+    """Turn an ``OSError`` into a ``FineSightError`` that says what cannot be done, why, and what to do instead."""
     try:
         yield
     except OSError as error:

@@ -1,4 +1,4 @@
-"""How one look-alike bird and its background are drawn. Everything is a function of the generator it is given."""
+"""Draw look-alike birds and their backgrounds. All of it follows from the random generator that is given."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ HABITATS: tuple[tuple[Color, Color, Color], ...] = (
 
 @dataclass(frozen=True)
 class Species:
-    """The parts that make a species; everything else is drawn the same way for all of them."""
+    """The parts by which species differ; all else is drawn in the same way."""
 
     crown: Color
     bill: Color
@@ -62,7 +62,7 @@ class Species:
 
 @dataclass(frozen=True)
 class Drawing:
-    """One drawn image with what is known about it."""
+    """A drawn image with what is known about it."""
 
     image: Image.Image
     habitat: int
@@ -71,7 +71,7 @@ class Drawing:
 
 
 def make_species(count: int, seed: int) -> list[Species]:
-    """``count`` species of which any two differ in at least two of the five parts."""
+    """Return ``count`` species of which any two differ in at least two of the five parts."""
     options = (CROWNS, BILLS, EYE_RINGS, WING_BARS, TAILS)
     codes = np.array(list(product(*(range(len(o)) for o in options))))
     codes = codes[np.random.default_rng([seed, 7]).permutation(len(codes))]
@@ -88,7 +88,7 @@ def make_species(count: int, seed: int) -> list[Species]:
 
 
 def draw(species: Species, size: int, rng: np.random.Generator) -> Drawing:
-    """One bird of ``species`` on a background of its own."""
+    """Draw a bird of ``species`` on a background of its own."""
     habitat = int(rng.integers(len(HABITATS)))
     canvas = _background(habitat, size * SUPERSAMPLE, rng)
     mask = Image.new("L", canvas.size, 0)
@@ -115,7 +115,7 @@ def _turned(points: Points, angle: float) -> Points:
 
 
 def _pose(size: int, rng: np.random.Generator) -> Callable[[Points], Points]:
-    """Local bird coordinates (body about one unit long, facing right) to canvas pixels."""
+    """Return a random map from bird coordinates (body about one unit long, facing right) to canvas pixels."""
     scale = size * rng.uniform(0.5, 0.68)
     turn = rng.uniform(-0.45, 0.45)
     flip = -1.0 if rng.random() < 0.5 else 1.0
@@ -128,7 +128,7 @@ def _pose(size: int, rng: np.random.Generator) -> Callable[[Points], Points]:
 
 
 def _bird(canvas: Image.Image, mask: Image.Image, species: Species, rng: np.random.Generator) -> Points:
-    """Draw the bird; returns the canvas positions of its parts in the order of PART_NAMES."""
+    """Draw the bird, and return the canvas positions of its parts in the order of PART_NAMES."""
     place = _pose(canvas.width, rng)
     brush, stencil = ImageDraw.Draw(canvas), ImageDraw.Draw(mask)
 
@@ -183,15 +183,15 @@ def _color(values: NDArray[np.float64]) -> Color:
 
 
 def _clouds(size: int, cells: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Smooth noise in [0, 1], ``cells`` bumps across."""
+    """Return smooth noise in [0, 1], ``cells`` bumps across."""
     coarse = Image.fromarray(rng.integers(0, 256, (cells, cells), dtype=np.uint8))
     return np.asarray(coarse.resize((size, size), Image.Resampling.BICUBIC)) / 255.0
 
 
 def _background(habitat: int, size: int, rng: np.random.Generator) -> Image.Image:
-    """A patchwork in the colors of a habitat and of others, with leaves, twigs and berries over it.
+    """Draw patches in the colors of a habitat and of others, with leaves, twigs and berries over them.
 
-    Patches, not one tint: two crops of an image then share only part of its background, as in photographs.
+    Because of the patches two crops of an image share only part of its background, as in photographs.
     """
     patches = int(rng.integers(16, 33))
     kinds = np.where(rng.random(patches) < 0.3, habitat, rng.integers(len(HABITATS), size=patches))
@@ -218,7 +218,7 @@ def _background(habitat: int, size: int, rng: np.random.Generator) -> Image.Imag
 
 
 def _patchwork(size: int, patches: int, rng: np.random.Generator) -> NDArray[np.int64]:
-    """Which patch each pixel belongs to: the nearest of some points, seen through a wobbling glass."""
+    """Return the patch of each pixel: the nearest of some points, with wobbling borders."""
     y, x = np.mgrid[0:size, 0:size] / size
     y, x = (axis + 0.25 * (_clouds(size, 5, rng) - 0.5) for axis in (y, x))
     points = rng.random((patches, 2))
@@ -227,7 +227,7 @@ def _patchwork(size: int, patches: int, rng: np.random.Generator) -> NDArray[np.
 
 
 def _texture(habitat: int, size: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Two colors of a habitat mixed by smooth noise and, at times, ripples. -> (size, size, 3)"""
+    """Mix two colors of a habitat by smooth noise and, at times, ripples. -> (size, size, 3)"""
     near, far = (np.array(c) + rng.normal(0, 14, 3) for c in HABITATS[habitat][:2])
     mix = _clouds(size, int(rng.integers(2, 12)), rng)
     if rng.random() < 0.4:

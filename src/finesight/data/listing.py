@@ -1,4 +1,4 @@
-"""Walking folders: which files are images, which splits and classes the folder names spell."""
+"""List folders: which files are images, and which splits and classes the names of folders give."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ _SUFFIXES = tuple(IMAGE_SUFFIXES)
 
 @dataclass
 class Listing:
-    """Paths are POSIX and relative to the folder that was listed; sorted, so the order is always the same.
+    """The images of a folder. Paths are POSIX, relative to it and sorted.
 
-    ``counts`` says how many images lie directly in each folder: of a million images, a thousand folders tell the
-    classes without a look at the paths again.
+    ``counts`` says how many images lie directly in each folder, so that classes are found without a pass over a
+    million paths.
     """
 
     images: list[str] = field(default_factory=list)
@@ -29,10 +29,10 @@ class Listing:
 
 
 def list_folder(root: Path, below: Iterable[str] = ("",)) -> Listing:
-    """All images in ``root`` (or in these of its folders), at any depth.
+    """List all images in ``root`` (or in these of its folders), at any depth.
 
-    Every real folder is entered once, whatever links point at it: a link back up would otherwise never end.
-    Linked folders come after all others, so an image reachable both ways keeps its true path.
+    Every real folder is entered once, whatever links point at it: a link to a parent would never end. Linked folders
+    come after all others, so an image that is reached both ways keeps its true path.
     """
     listing = Listing()
     entered: set[tuple[int, int]] = set()
@@ -57,7 +57,7 @@ def list_folder(root: Path, below: Iterable[str] = ("",)) -> Listing:
 
 
 def _scan(place: str, folder: str, listing: Listing, folders: deque[str], linked: deque[str]) -> None:
-    """One folder. What it holds is sorted here already: to sort all in the end is then a merge of few runs."""
+    """List one folder. Its images are sorted here already, which makes the sort of all images cheap."""
     prefix = f"{folder}/" if folder else ""
     images: list[str] = []
     others: list[os.DirEntry[str]] = []
@@ -83,12 +83,12 @@ def _scan(place: str, folder: str, listing: Listing, folders: deque[str], linked
 
 
 def is_hidden(name: str) -> bool:
-    """Files that file managers and version control leave behind: nobody means them."""
+    """Return whether a file is one that file managers or version control leave behind."""
     return name.startswith(".") or name.lower() in _IGNORED
 
 
 def not_an_image_suffix(name: str) -> str:
-    """Why a file of this name is not an image; empty when it may be one."""
+    """Return why a file of this name is not an image; an empty text if it may be one."""
     if name.lower().endswith(_SUFFIXES) and name.rpartition(".")[0][-1:] not in ("", "/", "."):
         return ""  # nearly always: what follows takes many times as long
     suffix = os.path.splitext(name)[1].lower()
@@ -98,12 +98,12 @@ def not_an_image_suffix(name: str) -> str:
 
 
 def _not_an_image(entry: os.DirEntry[str]) -> str:
-    """Why not, of an entry that is no folder and no image file."""
+    """Return why an entry is not an image; it is not a folder."""
     return not_an_image_suffix(entry.name) or ("broken link" if entry.is_symlink() else "not a regular file")
 
 
 def _is(entry: os.DirEntry[str], what: str) -> bool:
-    """Without a stat for ordinary entries; a link that points at itself is neither file nor folder."""
+    """Return whether an entry is a file (or folder). A link that points at itself is neither."""
     try:
         return entry.is_dir() if what == "dir" else entry.is_file()
     except OSError:
@@ -111,7 +111,7 @@ def _is(entry: os.DirEntry[str], what: str) -> bool:
 
 
 def split_folders(root: Path) -> dict[str, str]:
-    """{"train": folder, "test": folder} when ``root`` has both, else nothing."""
+    """Return {"train": folder, "test": folder} if ``root`` has both, else an empty dict."""
     wanted = {"train", *_TEST_FOLDERS}
     with os.scandir(root) as entries:
         names = {e.name.lower(): e.name for e in entries if e.name.lower() in wanted and _is(e, "dir")}
@@ -119,13 +119,8 @@ def split_folders(root: Path) -> dict[str, str]:
     return {"train": names["train"], "test": test} if test and "train" in names else {}
 
 
-def list_splits(root: Path, folders: dict[str, str]) -> dict[str, Listing]:
-    """The images of both split folders, by the split's name, with their paths as seen from ``root``."""
-    return {split: list_folder(root, [folder]) for split, folder in folders.items()}  # apart: one may be linked in both
-
-
-def beside(root: Path, folders: dict[str, str]) -> list[tuple[str, str]]:
-    """What lies beside the split folders is reported, not used."""
+def entries_beside(root: Path, folders: dict[str, str]) -> list[tuple[str, str]]:
+    """Return what lies beside the split folders, with the reason why it is not used."""
     where = " or ".join(f"{folder}/" for folder in folders.values())
     found = []
     for name in sorted(os.listdir(root)):
@@ -136,8 +131,10 @@ def beside(root: Path, folders: dict[str, str]) -> list[tuple[str, str]]:
 
 
 def class_counts(listing: Listing, depth: int = 0) -> dict[str, int]:
-    """How many images each folder of this depth holds, in the order of ``listing.images``, in which the images of a
-    folder stand together; nothing as soon as one image lies in no such folder."""
+    """Count the images of each folder of this depth, in the order of ``listing.images``.
+
+    Returns an empty dict if any image lies in no such folder.
+    """
     counts: Counter[str] = Counter()
     for folder, n in listing.counts.items():
         counts["".join(folder.split("/")[depth : depth + 1])] += n

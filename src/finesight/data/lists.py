@@ -1,4 +1,4 @@
-"""Lists of images in a text or CSV file."""
+"""Read lists of images from a text or CSV file."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ _EXAMPLES = 3  # bad lines shown in an error
 
 
 @dataclass
-class Rows:
-    """One entry per usable line; ``splits`` is empty when the list has none, so is an unknown label."""
+class ListedImages:
+    """The images of a list. ``splits`` is empty if the list has none; an unknown label is an empty text."""
 
     paths: list[str] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
@@ -29,9 +29,15 @@ class Rows:
     skipped: list[tuple[str, str]] = field(default_factory=list)
 
 
-def read_list(file: Path) -> Rows:
-    """Plain text with one path per line; a table with a ``path`` column and maybe ``label`` and ``split``; or
-    a table without header, ``path,label``. Paths are relative to the list's folder or absolute."""
+def read_list(file: Path) -> ListedImages:
+    """Read a list: one path per line, or a table with a ``path`` column and maybe ``label`` and ``split``, or a table
+    ``path,label`` without header. Paths are relative to the folder of the list or absolute.
+
+    Raises
+    ------
+    FineSightError
+        If a line cannot be used; the message shows the first of them.
+    """
     lines = _lines(file)
     number, first = next(lines, (0, ""))
     if not first:
@@ -52,7 +58,7 @@ def read_list(file: Path) -> Rows:
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
-    """Number and text of the lines that hold something, one by one: the text is never in memory as a whole."""
+    """Yield number and text of the lines that are not blank. The whole text is never in memory."""
     with open(file, "rb") as start:
         wide = start.read(2) in (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)  # a spreadsheet's "Unicode text"
     # surrogateescape keeps names that are not UTF-8 as the file system has them
@@ -65,8 +71,8 @@ def _lines(file: Path) -> Iterator[tuple[int, str]]:
                 yield number, line.rstrip("\n")
 
 
-def _rows(file: Path, lines: Iterable[tuple[int, str]], columns: list[str], delimiter: str) -> Rows:
-    rows, bad, total, unusable = Rows(), [], 0, 0
+def _rows(file: Path, lines: Iterable[tuple[int, str]], columns: list[str], delimiter: str) -> ListedImages:
+    rows, bad, total, unusable = ListedImages(), [], 0, 0
     where = {name: i for i, name in enumerate(columns)}
     for total, (number, line) in enumerate(lines, start=1):  # noqa: B007
         if problem := _add(rows, _cells(line, delimiter), len(columns), where):
@@ -79,7 +85,7 @@ def _rows(file: Path, lines: Iterable[tuple[int, str]], columns: list[str], deli
 
 
 def _header(line: str) -> list[str]:
-    """The columns by our names, empty for those not needed; nothing when the line is not a header."""
+    """Return our names of the columns, empty for those not needed; an empty list if the line is not a header."""
     names = [cell.lower() for cell in _cells(line, _delimiter(line))]
     path = next((name for name in _PATH_COLUMNS if name in names), None)
     if path is None:
@@ -104,8 +110,8 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return []
 
 
-def _add(rows: Rows, cells: list[str], columns: int, where: dict[str, int]) -> str:
-    """Take one line in, or say what is wrong with it."""
+def _add(rows: ListedImages, cells: list[str], columns: int, where: dict[str, int]) -> str:
+    """Add one line to ``rows``, or return what is wrong with it."""
     if len(cells) != columns:
         return f"{len(cells)} column{'s' * (len(cells) != 1)} where {columns} belong"
     path = cells[where["path"]]
@@ -133,14 +139,14 @@ def _bad_lines(file: Path, bad: list[str], count: int, total: int) -> str:
     )
 
 
-def _test_or_validation(rows: Rows) -> Rows:
-    """Validation images are the test split when there is no other; else they are left out."""
+def _test_or_validation(rows: ListedImages) -> ListedImages:
+    """Make validation images the test split if there is no other; else leave them out."""
     if "val" not in rows.splits:
         return rows
     if "test" not in rows.splits:
         rows.splits = ["test" if split == "val" else split for split in rows.splits]
         return rows
-    kept = Rows()
+    kept = ListedImages()
     for path, label, split in zip(rows.paths, rows.labels, rows.splits, strict=True):
         if split == "val":
             kept.skipped.append((path, "in the validation split; the list has a test split"))

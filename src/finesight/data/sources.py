@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from finesight.data.decode import IMAGE_SUFFIXES, os_reason
 from finesight.data.layouts.layout import LAYOUTS, open_dataset, recognize_layout
-from finesight.data.listing import Listing, beside, class_counts, list_folder, list_splits, split_folders
+from finesight.data.listing import Listing, class_counts, entries_beside, list_folder, split_folders
 from finesight.data.lists import read_list
 from finesight.data.named_path import split_named_path
 from finesight.errors import FineSightError
@@ -132,13 +132,13 @@ def _open_folder(root: Path) -> ImageSource:
     if len(counts) < 2:
         return ImageSource(root, "folder", paths, skipped=skipped)
     classes = tuple(sorted(counts))
-    return ImageSource(root, "class folders", paths, _runs(counts, classes), classes, skipped=skipped)
+    return ImageSource(root, "class folders", paths, _repeat_labels(counts, classes), classes, skipped=skipped)
 
 
 def _open_splits(root: Path, folders: dict[str, str]) -> ImageSource:
-    parts = list_splits(root, folders)
+    parts = {split: list_folder(root, [folder]) for split, folder in folders.items()}  # one may be linked in both
     whole = Listing([path for part in parts.values() for path in part.images])
-    whole.skipped = [entry for part in parts.values() for entry in part.skipped] + beside(root, folders)
+    whole.skipped = [entry for part in parts.values() for entry in part.skipped] + entries_beside(root, folders)
     _require_images(root, whole)
     if empty := next((folders[split] for split, part in parts.items() if not part.images), None):
         raise FineSightError(f"{root / empty} holds no image; fill it or give --data the folder that has them")
@@ -146,7 +146,7 @@ def _open_splits(root: Path, folders: dict[str, str]) -> ImageSource:
     classes = tuple(sorted(set().union(*counts) - {""}))
     labels = None
     if len(classes) >= 2:
-        labels = np.concatenate([_runs(part, classes) for part in counts])
+        labels = np.concatenate([_repeat_labels(part, classes) for part in counts])
     classes = classes if labels is not None else ()
     splits = np.repeat(list(parts), [len(part.images) for part in parts.values()])
     return ImageSource(root, "splits", np.array(whole.images), labels, classes, splits, skipped=tuple(whole.skipped))
@@ -165,7 +165,7 @@ def _open_file(file: Path) -> ImageSource:
 
 
 def _class_order(names: Sequence[str]) -> tuple[str, ...]:
-    """Numbers by value, names by alphabet; an empty name is no class."""
+    """Sort class names: numbers by value, others by alphabet. An empty name is no class."""
     found = set(names) - {""}
     numeric = all(name.isdecimal() for name in found)
     return tuple(sorted(found, key=lambda name: (int(name) if numeric else 0, name)))
@@ -176,8 +176,8 @@ def _labels(names: Sequence[str], classes: tuple[str, ...]) -> NDArray[np.int64]
     return np.fromiter((index.get(name, -1) for name in names), np.int64, len(names))
 
 
-def _runs(counts: dict[str, int], classes: tuple[str, ...]) -> NDArray[np.int64]:
-    """The labels of images that stand class by class, so many of each."""
+def _repeat_labels(counts: dict[str, int], classes: tuple[str, ...]) -> NDArray[np.int64]:
+    """Return the labels of images that are sorted by class."""
     return np.repeat(_labels(list(counts), classes), list(counts.values()))
 
 

@@ -11,16 +11,15 @@ import json
 import os
 import re
 import shutil
-import struct
-import zlib
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from PIL import Image
 
 from finesight.data.decode import explain_os_errors
 from finesight.data.image_hash import content_hash
@@ -45,7 +44,7 @@ _UNKNOWN = "unknown"
 
 @dataclass(frozen=True)
 class _Records:
-    """One split, in the order of its file."""
+    """The images of one split, in the order of its file."""
 
     file: Path
     pixels: NDArray[np.uint8]  # (N, 3072): red, green, blue, each row by row
@@ -55,11 +54,16 @@ class _Records:
 
 @dataclass(frozen=True)
 class _Facts:
-    """All but the pixels."""
+    """What is known beside the pixels; ``cifar100.json`` in the cache holds these fields."""
 
     classes: tuple[str, ...]
     coarse: tuple[str, ...]  # of each class
     labels: dict[str, list[int]]  # by split
+
+    def paths(self) -> list[str]:
+        """Return where each image is put."""
+        rows = ((split, i, label) for split in _SPLITS for i, label in enumerate(self.labels[split]))
+        return [f"{split}/{self.classes[label]}/{i:05d}.png" for split, i, label in rows]
 
 
 @register_layout
@@ -83,6 +87,7 @@ class Cifar100(DatasetLayout):
             ),
         ),
     )
+    annotations = "nothing more"
     note = "Classes are the 100 fine ones. The images are unpacked once, as PNG files in the cache folder."
     official = OfficialCounts(50000, 10000, 100, smallest_train=500, smallest_test=100)
     order = 50
@@ -105,15 +110,9 @@ class Cifar100(DatasetLayout):
         if facts is None:
             facts, records = _read(folder, names)
             _unpack(target, facts, records)
-        labels = [label for split in _SPLITS for label in facts.labels[split]]
-        return ImageSource(
-            target,
-            self.name,
-            np.array(list(chain.from_iterable(_paths(facts, split) for split in _SPLITS))),
-            np.array(labels, np.int64),
-            facts.classes,
-            np.repeat(_SPLITS, [len(facts.labels[split]) for split in _SPLITS]),
-        )
+        labels = np.array([label for split in _SPLITS for label in facts.labels[split]], np.int64)
+        splits = np.repeat(_SPLITS, [len(facts.labels[split]) for split in _SPLITS])
+        return ImageSource(target, self.name, np.array(facts.paths()), labels, facts.classes, splits)
 
     def super_categories(self, source: ImageSource) -> tuple[str, ...]:
         """Return the coarse class (fish, flowers, ...) of each class."""
@@ -167,7 +166,7 @@ def _lines(file: Path) -> list[bytes]:
 
 
 def _names(file: Path, values: Any) -> tuple[str, ...]:
-    """Plain words, as the official ones are: images are put into folders of these names."""
+    """Check that the names are plain words, as the official ones are: folders of images are called so."""
     if not isinstance(values, list) or not values:
         raise damaged(file, "no class names")
     names = [value.decode("latin-1").strip() if isinstance(value, bytes) else value for value in values]
@@ -198,7 +197,7 @@ def _label_list(file: Path, content: dict[str, Any], name: str, count: int) -> N
 
 
 def _from_binary(file: Path) -> _Records:
-    """Records of a coarse label, a fine label and the pixels."""
+    """Read records of a coarse label, a fine label and the pixels."""
     size = file.stat().st_size
     if not size or size % (2 + _BYTES) or size > MAX_BYTES:
         raise damaged(file, f"{size:,} bytes are not records of {2 + _BYTES:,} bytes")
@@ -214,7 +213,7 @@ def _require_range(file: Path, level: str, labels: NDArray[np.int64], classes: i
 
 
 def _coarse_of(classes: Sequence[str], names: Sequence[str], records: Sequence[_Records]) -> tuple[str, ...]:
-    """The files say it image by image; a class without images has no coarse one."""
+    """Return the coarse class of each class, which the files give for each image; "unknown" without images."""
     known: dict[int, int] = {}
     for part in records:
         for fine, coarse in np.unique(np.stack([part.fine, part.coarse], axis=1), axis=0).tolist():
@@ -227,17 +226,13 @@ def _coarse_of(classes: Sequence[str], names: Sequence[str], records: Sequence[_
 
 
 def _target(files: Sequence[Path]) -> Path:
-    """Where the images of these files are kept: other content, other folder."""
+    """Return the folder for the images of these files; other content gives another folder."""
     content = hashlib.blake2b(b"".join(content_hash(file) for file in files), digest_size=16).hexdigest()
     return default_cache_dir().absolute() / "v1-cifar100" / content
 
 
-def _paths(facts: _Facts, split: str) -> Iterator[str]:
-    return (f"{split}/{facts.classes[label]}/{i:05d}.png" for i, label in enumerate(facts.labels[split]))
-
-
 def _read_facts(target: Path) -> _Facts | None:
-    """Nothing when the images are not all there."""
+    """Return the facts in the cache, or ``None`` if the images are not all there."""
     try:
         found = json.loads((target / _FACTS).read_bytes())
         labels = {split: [int(label) for label in found["labels"][split]] for split in _SPLITS}
@@ -263,33 +258,12 @@ def _unpack(target: Path, facts: _Facts, records: Sequence[_Records]) -> None:
 
 
 def _write(folder: Path, facts: _Facts, records: Sequence[_Records]) -> None:
-    for split in _SPLITS:
-        for label in set(facts.labels[split]):
-            (folder / split / facts.classes[label]).mkdir(parents=True)
-    paths = chain.from_iterable(_paths(facts, split) for split in _SPLITS)
-    pixels = chain.from_iterable(part.pixels for part in records)
-    total = sum(len(part.pixels) for part in records)
-    for path, image in track(zip(paths, pixels, strict=True), total, "Unpacking CIFAR-100"):
-        with open(f"{folder}/{path}", "wb", buffering=0) as file:
-            file.write(_png(image))
-    words = {"classes": facts.classes, "coarse": facts.coarse, "labels": facts.labels}
-    (folder / _FACTS).write_text(json.dumps(words), "utf-8")
-    os.sync()  # after a power cut a finished name must not stand for unwritten data
-
-
-def _chunk(kind: bytes, content: bytes) -> bytes:
-    return struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
-
-
-_HEAD = b"\x89PNG\r\n\x1a\n" + _chunk(b"IHDR", struct.pack(">IIBBBBB", SIDE, SIDE, 8, 2, 0, 0, 0))
-_END = _chunk(b"IEND", b"")
-
-
-def _png(image: NDArray[np.uint8]) -> bytes:
-    """(3072,) -> a PNG file, by hand: on images this small Pillow takes several times as long.
-
-    It is not compressed: either way it fills one block of the disk.
-    """
-    rows = np.zeros((SIDE, 1 + 3 * SIDE), np.uint8)  # each begins with its filter: none
-    rows[:, 1:] = image.reshape(3, SIDE, SIDE).transpose(1, 2, 0).reshape(SIDE, -1)  # (3, h, w) -> (h, w * 3)
-    return _HEAD + _chunk(b"IDAT", zlib.compress(rows.tobytes(), 0)) + _END
+    paths, pixels = facts.paths(), chain.from_iterable(part.pixels for part in records)
+    for name in {path.rpartition("/")[0] for path in paths}:
+        (folder / name).mkdir(parents=True)
+    for path, image in track(zip(paths, pixels, strict=True), len(paths), "Unpacking CIFAR-100"):
+        planes = image.reshape(3, SIDE, SIDE).transpose(1, 2, 0)  # (3, h, w) -> (h, w, 3)
+        with open(f"{folder}/{path}", "wb") as file:
+            Image.fromarray(planes).save(file, "PNG", compress_level=0)  # either way it fills one block of the disk
+    (folder / _FACTS).write_text(json.dumps(asdict(facts)), "utf-8")
+    os.sync()  # the images must be on the disk before the folder gets its name

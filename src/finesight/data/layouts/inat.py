@@ -120,7 +120,7 @@ def _json(file: Path) -> Any:
 
 
 def _with_names(entries: dict[int, dict[str, Any]], file: Path) -> dict[int, dict[str, Any]]:
-    """The names of the later list for the same ids; the super-categories stay those of the folders."""
+    """Take the names of the later list for the same ids; the super-categories stay those of the folders."""
     data = _json(file)
     try:
         names = {int(entry["id"]): entry["name"] for entry in data}
@@ -130,7 +130,7 @@ def _with_names(entries: dict[int, dict[str, Any]], file: Path) -> dict[int, dic
 
 
 def _super_categories(files: list[str], categories: list[int | None]) -> dict[int, str]:
-    """``train_val2019/Plants/400/x.jpg`` says that 400 is a plant."""
+    """Read super-categories from paths: ``train_val2019/Plants/400/x.jpg`` says that 400 is a plant."""
     found: dict[int, str] = {}
     for file, category in zip(files, categories, strict=True):
         if category is not None and category not in found:

@@ -67,7 +67,7 @@ class DatasetLayout(ABC):
     trees: ClassVar[tuple[DirectoryTree, ...]]
     download: ClassVar[str] = ""  # which archives to get
     homepage: ClassVar[str] = ""
-    annotations: ClassVar[str] = "nothing more"  # what there is beside the classes
+    annotations: ClassVar[str] = ""  # what there is beside the classes
     note: ClassVar[str] = ""
     official: ClassVar[OfficialCounts | None] = None
     order: ClassVar[int] = 100  # a folder is tried with the lowest first; lists are in this order too

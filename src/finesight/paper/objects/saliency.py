@@ -82,7 +82,7 @@ def read_masks(cache: DecodedCache, folder: Path | None) -> NDArray[np.uint8]:
 
     def square(i: int) -> NDArray[np.uint8]:
         whole = replace(cache.geometry(i), size=(SIDE, SIDE))
-        return np.asarray(whole.resize(whole.trimmed(read(files[i]))))
+        return np.asarray(whole.resize(whole.trim_rows(read(files[i]))))
 
     with ThreadPoolExecutor() as pool:
         return np.stack(list(pool.map(square, range(len(cache)))))
