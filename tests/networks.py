@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
 import torch
 
 from finesight.features.encoder import Encoder, EncoderConfig
@@ -29,3 +33,19 @@ def small_encoder(pooling: str, variant: VariantName | None) -> Encoder:
     with torch.random.fork_rng(devices=()):
         torch.manual_seed(1)
         return Encoder.untrained(config)
+
+
+@dataclass(frozen=True)
+class ExportedRun:
+    """A run with its projections' responses, in fp32 and int8. Not to be written to."""
+
+    folder: Path
+    printed: dict[str, Any]  # by the command with --json
+
+    @property
+    def file(self) -> Path:
+        return self.folder / "model.onnx"
+
+    @property
+    def int8(self) -> Path:
+        return self.folder / "model.int8.onnx"

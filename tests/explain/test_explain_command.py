@@ -41,16 +41,16 @@ def refused(*args: str | Path) -> str:
 
 @pytest.fixture(scope="module")
 def out(lcr: Path, birds: Path, run_of: RunOf, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs beside each other on ten images, and a pair."""
+    """Two runs beside each other on nine images, and a pair."""
     folder = tmp_path_factory.mktemp("explain") / "out"
     pair = sorted(birds.glob("test/*/*.png"))[:2]
-    run(lcr, birds, "-o", folder, "--beside", run_of("vicreg").root, "--count", "10", "--pair", *pair)
+    run(lcr, birds, "-o", folder, "--beside", run_of("vicreg").root, "--count", "9", "--pair", *pair)
     return folder
 
 
 def test_everything_that_is_said_to_be_written_is(out: Path) -> None:
     summary = json.loads((out / "summary.json").read_text())
-    assert summary["explained"] == len(summary["images"]) == 10
+    assert summary["explained"] == len(summary["images"]) == 9
     assert summary["figures"] == ["figure1.png", "projections-lcr.png", "similarity.png"]
     assert [entry["gradcam"] for entry in summary["runs"]] == [True, True]
     named = {file for image in summary["images"] for files in image["overlays"].values() for file in files}
@@ -85,17 +85,20 @@ def test_the_pair_sums_to_its_score(out: Path) -> None:
 def test_the_page_is_one_file_with_every_figure(out: Path) -> None:
     page = (out / "index.html").read_text()
     assert not re.search(r'(src|href)="(?!data:|#)', page)
-    assert page.count("<img") == 3 + 2, "three figures, and ten images by eight"
+    assert page.count("<img") == 3 + 2, "three figures, and nine images by eight"
     for words in ("Where they look", "Why these two are alike", "Projections of lcr", "vicreg"):
         assert words in page
 
 
 def test_unreadable_images_are_skipped_and_said_odd_names_are_kept(lcr: Path, unlabeled: Path, tmp_path: Path) -> None:
-    folder = Path(shutil.copytree(unlabeled, tmp_path / "images"))
+    folder = tmp_path / "images"
+    folder.mkdir()
+    for name in ("image-00.png", "image-01.png", "broken.png", "notes.txt"):
+        shutil.copy(unlabeled / name, folder)
     for name in ("чайка №1.png", "Image-00.png", "$x_{1}$ <b>.png"):
         shutil.copy(folder / "image-00.png", folder / name)
     summary = run(lcr / "encoder", folder, "-o", tmp_path / "out", "--all", "--lowest", "0", "--top", "1")
-    assert summary["explained"] == 27
+    assert summary["explained"] == 5
     assert summary["skipped"][0]["reason"].startswith("not an image file")
     assert any("broken.png" in entry["path"] for entry in summary["skipped"])
     assert "without its run" in summary["runs"][0]["no_gradcam"]
@@ -103,7 +106,7 @@ def test_unreadable_images_are_skipped_and_said_odd_names_are_kept(lcr: Path, un
     assert "without its run" in page
     assert "broken.png" in page
     files = [file.name.casefold() for file in (tmp_path / "out" / "overlays").rglob("*.png")]
-    assert len(files) == len(set(files)) == 27 * 3
+    assert len(files) == len(set(files)) == 5 * 3
 
 
 def test_one_image_and_a_loss_that_needs_two(run_of: RunOf, birds: Path, tmp_path: Path) -> None:
@@ -115,13 +118,11 @@ def test_one_image_and_a_loss_that_needs_two(run_of: RunOf, birds: Path, tmp_pat
 
 
 def test_the_same_again_is_the_same(lcr: Path, birds: Path, tmp_path: Path) -> None:
+    contents = []
     for _ in range(2):
-        run(lcr, birds, "-o", tmp_path / "out", "--count", "2")
-        files = sorted((tmp_path / "out").rglob("*.*"))
-        if not (tmp_path / "first").exists():
-            shutil.copytree(tmp_path / "out", tmp_path / "first")
-    for file in files:
-        assert file.read_bytes() == (tmp_path / "first" / file.relative_to(tmp_path / "out")).read_bytes()
+        run(lcr, birds, "-o", tmp_path, "--count", "2")
+        contents.append({file: file.read_bytes() for file in tmp_path.rglob("*.*")})
+    assert contents[0] == contents[1]
 
 
 def test_wrong_input(lcr: Path, birds: Path, unlabeled: Path, tmp_path: Path) -> None:

@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
+import typer
+from typer.testing import CliRunner
 
-from finesight.export.onnx import Exported, export_onnx
+from finesight.cli.export import export
+from networks import ExportedRun
+
+cli = typer.Typer()
+cli.command()(export)
 
 
 @pytest.fixture(scope="session")
-def exported(lcr: Path, tmp_path_factory: pytest.TempPathFactory) -> Exported:
-    """The LCR run with its projections' responses. Not to be written to."""
-    return export_onnx(lcr, tmp_path_factory.mktemp("onnx") / "model.onnx", responses=True, progress=False)
+def exported(lcr: Path, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> ExportedRun:
+    """The LCR run."""
+    folder = tmp_path_factory.mktemp("onnx")
+    options = ["--responses", "--int8", "--calibrate", birds, "--calibration-images", "12", "--json", "--quiet"]
+    done = CliRunner().invoke(cli, [str(part) for part in (lcr, folder / "model.onnx", *options)])
+    assert done.exit_code == 0, done.exception
+    return ExportedRun(folder, json.loads(done.stdout))

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 
 import finesight
-from finesight.export.onnx import Exported
+from networks import ExportedRun
 
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 
 
 def test_the_snippet(
-    exported: Exported, lcr: Path, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    exported: ExportedRun, lcr: Path, birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (snippet,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
     picture = sorted(birds.glob("test/*/*.png"))[0]

@@ -11,26 +11,22 @@ import onnx
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.export.onnx import Exported
 from finesight.export.quantize import Quantized, before_phi, compare_outputs, open_calibration, quantize
+from networks import ExportedRun
 
 
-@pytest.fixture(scope="module")
-def small(exported: Exported, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Quantized:
-    out = tmp_path_factory.mktemp("onnx") / "model.int8.onnx"
-    return quantize(exported.file, out, birds, limit=12, progress=False)
+def test_it_is_smaller_and_near(exported: ExportedRun) -> None:
+    small = exported.printed["int8"]
+    assert (small["calibrated"], small["compared"]) == (12, 12)
+    assert small["bytes"] == exported.int8.stat().st_size < exported.printed["bytes"] / 2
+    assert 0.9 < small["feature_cosine_min"] <= small["feature_cosine_median"] < 1
+    assert 0 < small["attention_error"] < 0.2
+    assert 0 <= small["nearest_kept"] <= 1
+    assert {"neighbours", "neighbours_kept", "warnings"} <= small.keys()
 
 
-def test_it_is_smaller_and_near(small: Quantized, exported: Exported) -> None:
-    assert (small.calibrated, small.compared) == (12, 12)
-    assert small.bytes == small.file.stat().st_size < exported.bytes / 2
-    assert 0.9 < small.feature_cosine_min <= small.feature_cosine_median < 1
-    assert 0 < small.attention_error < 0.2
-    assert 0 <= small.nearest_kept <= 1
-
-
-def test_the_branch_and_the_pooling_stay_as_they_are(small: Quantized, exported: Exported) -> None:
-    before, after = onnx.load(str(exported.file)), onnx.load(str(small.file))
+def test_the_branch_and_the_pooling_stay_as_they_are(exported: ExportedRun) -> None:
+    before, after = onnx.load(str(exported.file)), onnx.load(str(exported.int8))
     chosen = set(before_phi(before.graph))
     convolutions = [node for node in before.graph.node if node.op_type == "Conv"]
     assert [node.name in chosen for node in convolutions] == [False, *[True] * (len(convolutions) - 2), False]
@@ -43,17 +39,18 @@ def _quantized(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
     return makers.get(node.input[0]) == "DequantizeLinear"
 
 
-def test_it_says_what_it_is(small: Quantized, exported: Exported) -> None:
+def test_it_says_what_it_is(exported: ExportedRun) -> None:
     whole, less = (
         json.loads({entry.key: entry.value for entry in onnx.load(str(file)).metadata_props}["finesight"])
-        for file in (exported.file, small.file)
+        for file in (exported.file, exported.int8)
     )
     assert less == {**whole, "precision": "int8", "calibrated": 12}
 
 
-def test_poor_quality_is_said_in_words(small: Quantized) -> None:
-    assert replace(small, feature_cosine_median=0.99).warnings() == []
-    (words,) = replace(small, feature_cosine_median=0.9, nearest_kept=0.75).warnings()
+def test_poor_quality_is_said_in_words() -> None:
+    good = Quantized(Path("small.onnx"), 1, 12, 12, 0.9, 0.99, 0.9, 0.99, 0.1, 0.75, 5, 0.8)
+    assert good.warnings() == []
+    (words,) = replace(good, feature_cosine_median=0.9).warnings()
     assert "0.900" in words
     assert "25%" in words
 
@@ -81,7 +78,7 @@ def test_what_is_compared_against_loops() -> None:
     assert found["attention_error"] == pytest.approx(abs(whole[2] - small[2]).sum() / 207, abs=1e-6)
 
 
-def test_too_few_pictures(exported: Exported, unlabeled: Path, tmp_path: Path) -> None:
+def test_too_few_pictures(exported: ExportedRun, unlabeled: Path, tmp_path: Path) -> None:
     for name in ("image-00.png", "image-01.png", "image-02.png", "broken.png"):
         (tmp_path / name).write_bytes((unlabeled / name).read_bytes())
     out = tmp_path / "small.onnx"

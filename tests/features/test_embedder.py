@@ -1,4 +1,4 @@
-"""The engine makes the encoder's own features, of length 1; a region narrows them as the definition says."""
+"""An embedder makes the encoder's own features, of length 1; a region narrows them as the definition says."""
 
 from __future__ import annotations
 
@@ -17,8 +17,7 @@ from finesight.features.embedder import TorchEmbedder, unit
 from finesight.features.encoder import Encoder
 from finesight.features.encoder_folder import fingerprint
 from finesight.features.preprocess import WHOLE, picture_view
-from finesight.nn.pooling import narrow_mask
-from finesight.nn.poolings import find_pooling, offered_poolings
+from finesight.nn.poolings import offered_poolings
 from finesight.search.open_embedder import open_embedder
 from indexes import empty_index, small_encoder
 from reference.nearest import cover
@@ -31,7 +30,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def engine(run: Path) -> TorchEmbedder:
+def embedder(run: Path) -> TorchEmbedder:
     return TorchEmbedder.load(run)
 
 
@@ -41,18 +40,20 @@ def files(picture: Callable[..., Path]) -> list[Path]:
     return [picture(f"{n}.png", size, n) for n, size in enumerate(sizes)]
 
 
-def test_the_encoders_own_features(engine: TorchEmbedder, files: list[Path]) -> None:
-    embeddings = engine.encode([picture_view(file, 32) for file in files])
-    assert engine.spaces == ("rationale-gem", "average")
+def test_the_encoders_own_features(embedder: TorchEmbedder, files: list[Path]) -> None:
+    embeddings = embedder.encode([picture_view(file, 32) for file in files])
+    assert embedder.spaces == ("rationale-gem", "average")
     for space in ("rationale-gem", "average"):
-        raw = engine.encoder.embed(files, space).numpy()
+        raw = embedder.encoder.embed(files, space).numpy()
         for embedding, row in zip(embeddings, raw, strict=True):
             assert np.array_equal(embedding.features[space], unit(row))
             np.testing.assert_allclose(embedding.features[space], row / np.linalg.norm(row), atol=1e-6)
             assert np.linalg.norm(embedding.features[space]) == pytest.approx(1, abs=1e-6)
-    assert np.array_equal(np.stack([embedding.mask for embedding in embeddings]), engine.encoder.attend(files).numpy())
-    alone = engine.encode([picture_view(files[2], 32)])[0]
-    assert all(np.array_equal(alone.features[space], embeddings[2].features[space]) for space in engine.spaces)
+    assert np.array_equal(
+        np.stack([embedding.mask for embedding in embeddings]), embedder.encoder.attend(files).numpy()
+    )
+    alone = embedder.encode([picture_view(files[2], 32)])[0]
+    assert all(np.array_equal(alone.features[space], embeddings[2].features[space]) for space in embedder.spaces)
     assert not np.array_equal(embeddings[0].features["average"], embeddings[1].features["average"])
 
 
@@ -62,16 +63,13 @@ def test_masks_that_depend_on_their_batch_do_not(tmp_path: Path, files: list[Pat
     config = json.loads((run / "encoder/encoder.json").read_text())
     config["rationale"]["mask_range"] = "batch"
     (run / "encoder/encoder.json").write_text(json.dumps(config))
-    engine = TorchEmbedder.load(run)
+    embedder = TorchEmbedder.load(run)
     views = [picture_view(file, 32) for file in files]
-    for view, embedding in zip(views, engine.encode(views), strict=True):
-        assert np.array_equal(engine.encode([view])[0].features["rationale-gem"], embedding.features["rationale-gem"])
+    for view, embedding in zip(views, embedder.encode(views), strict=True):
+        assert np.array_equal(embedder.encode([view])[0].features["rationale-gem"], embedding.features["rationale-gem"])
 
 
-def test_which_features_an_index_keeps() -> None:
-    assert find_pooling("rationale-gem").spaces == ("rationale-gem", "average")
-    assert find_pooling("average").spaces == ("average",)
-    assert find_pooling("bilinear").spaces == ("rationale", "average")
+def test_a_zero_vector_stays_zero() -> None:
     assert unit(np.zeros((2, 3), np.float32)).tolist() == [[0, 0, 0], [0, 0, 0]]
 
 
@@ -79,8 +77,8 @@ def test_which_features_an_index_keeps() -> None:
 
 
 @pytest.mark.parametrize("pooling", offered_poolings())
-def test_a_region_weighs_each_cell_by_its_share(engine: TorchEmbedder, files: list[Path], pooling: str) -> None:
-    encoder = engine.encoder
+def test_a_region_weighs_each_cell_by_its_share(embedder: TorchEmbedder, files: list[Path], pooling: str) -> None:
+    encoder = embedder.encoder
     views = encoder.prepare(files)
     regions = torch.zeros(len(files), 32, 32)
     regions[:, 3:20, 10:29] = 1
@@ -103,27 +101,19 @@ def test_a_region_weighs_each_cell_by_its_share(engine: TorchEmbedder, files: li
     np.testing.assert_allclose(everything.features[pooling], whole.features[pooling], rtol=1e-5, atol=1e-6)
 
 
-def test_a_mask_that_sees_nothing_in_the_region() -> None:
-    """Then all of the region counts alike, not all of the picture."""
-    mask, region = torch.zeros(2, 2, 2), torch.tensor([[[1.0, 0.5], [0, 0]]] * 2)
-    mask[1, 0, 1] = 1
-    assert narrow_mask(mask, region).tolist() == [[[1, 0.5], [0, 0]], [[0, 0.5], [0, 0]]]
-    assert torch.equal(narrow_mask(None, region), region)
-
-
-def test_regions_of_a_batch_are_each_its_own(engine: TorchEmbedder, files: list[Path]) -> None:
+def test_regions_of_a_batch_are_each_its_own(embedder: TorchEmbedder, files: list[Path]) -> None:
     box = (0.2, 0.3, 0.4, 0.3)
     views = [picture_view(file, 32, box) for file in files]
-    embeddings = engine.encode(views, [box, None, box, None])
-    plain = engine.encode(views)
+    embeddings = embedder.encode(views, [box, None, box, None])
+    plain = embedder.encode(views)
     for n, (embedding, other) in enumerate(zip(embeddings, plain, strict=True)):
-        for space in engine.spaces:
+        for space in embedder.spaces:
             assert np.array_equal(embedding.features[space], other.features[space]) == (n % 2 == 1)
-    assert np.array_equal(engine.encode(views[:1], [box])[0].features["average"], embeddings[0].features["average"])
+    assert np.array_equal(embedder.encode(views[:1], [box])[0].features["average"], embeddings[0].features["average"])
     with pytest.raises(ValueError, match="regions"):
-        engine.encode(views, [box])
+        embedder.encode(views, [box])
     with pytest.raises(ValueError, match="regions"):
-        engine.encoder.encode(engine.encoder.prepare(files), ("average",), regions=torch.ones(1, 32, 32))
+        embedder.encoder.encode(embedder.encoder.prepare(files), ("average",), regions=torch.ones(1, 32, 32))
 
 
 # --- which encoder ----------------------------------------------------------------------------------------------------

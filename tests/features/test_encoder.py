@@ -8,6 +8,7 @@ import pickle
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,9 +26,8 @@ from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling import attention_mask, energy_map
-from finesight.nn.poolings import offered_poolings
+from finesight.nn.poolings import find_pooling, offered_poolings
 from finesight.training.config import RuntimeConfig
-from processes import TINY, Command, command, refused, rows
 from reference.boxes import share
 from reference.pooling import pooled
 
@@ -52,6 +52,7 @@ def test_a_feature_does_not_depend_on_its_batch(encoder: Encoder, files: list[Pa
     alone = {name: torch.cat([encoder.embed(file, name) for file in files]) for name in POOLINGS}
     masks = torch.cat([encoder.attend(file) for file in files])
     assert masks.shape == (11, 4, 4)
+    assert len(torch.unique(masks, dim=0)) == len(files), "they differ, so that the comparisons below can fail"
     views = encoder.prepare(files)
     for size in (2, 5, 11):
         for order in (np.arange(11)[::-1].copy(), np.random.default_rng(size).permutation(11)):
@@ -61,8 +62,8 @@ def test_a_feature_does_not_depend_on_its_batch(encoder: Encoder, files: list[Pa
                 together = encoder.encode(views[chosen], POOLINGS)
                 assert torch.equal(together.attention, masks[chosen])
                 for name in POOLINGS:
-                    wide = encoder.branch.projections if name == "bilinear" and encoder.branch else 1
-                    assert together.features[name].shape == (len(chosen), wide * encoder.channels)
+                    width = find_pooling(name).width(encoder.channels, 4)
+                    assert together.features[name].shape == (len(chosen), width)
                     assert torch.equal(together.features[name], alone[name][chosen]), name
 
 
@@ -72,13 +73,6 @@ def test_a_duplicate_and_a_strange_neighbor_change_nothing(encoder: Encoder, fil
     for batch in ([files[0]] * 5, [black, files[0]], [white, files[0], black]):
         among = encoder.embed(batch)
         assert torch.equal(among[batch.index(files[0])], alone[0])
-
-
-def test_features_are_not_all_the_same(encoder: Encoder, files: list[Path]) -> None:
-    """The comparisons above can fail."""
-    features, masks = encoder.embed(files), encoder.attend(files)
-    assert len(torch.unique(features, dim=0)) == len(files)
-    assert len(torch.unique(masks, dim=0)) == len(files)
 
 
 # --- however it is given ----------------------------------------------------------------------------------------------
@@ -293,44 +287,33 @@ def test_the_weights_need_nothing_but_the_folder(lcr: Path, files: list[Path], t
     assert torch.equal(finesight.load(moved).embed(files), finesight.load(lcr).embed(files))
 
 
-def damaged(folder: Path, how: str) -> None:
-    config, weights = folder / "encoder.json", folder / "encoder.safetensors"
-    values = json.loads(config.read_text())
-    state = {name: value.clone() for name, value in load_file(weights).items()}  # not a map of the file to be damaged
-    if how == "cut weights":
-        weights.write_bytes(weights.read_bytes()[:1000])
-    elif how == "no weights":
-        weights.unlink()
-    elif how == "empty weights":
-        weights.write_bytes(b"")
-    elif how == "a pickle":
-        torch.save(state, weights)
-    elif how == "cut config":
-        config.write_text(config.read_text()[:50])
-    elif how == "binary config":
-        config.write_bytes(b"\xff\xfe\x00")
-    elif how == "unknown setting":
-        config.write_text(json.dumps({**values, "later": 1}))
-    elif how == "missing setting":
-        config.write_text(json.dumps({key: value for key, value in values.items() if key != "backbone"}))
-    elif how == "weight missing":
-        save_file({key: value for key, value in state.items() if key != "branch.filters.weight"}, weights)
-    elif how == "weight of another shape":
-        save_file({**state, "branch.filters.weight": torch.zeros(2, 2, 1, 1)}, weights)
-    elif how == "unknown weight":
-        save_file({**state, "more": torch.zeros(1)}, weights)
+def without(values: dict[str, Any], key: str) -> dict[str, Any]:
+    return {name: value for name, value in values.items() if name != key}
 
 
-@pytest.mark.parametrize(
-    "how",
-    [
-        *("cut weights", "no weights", "empty weights", "a pickle", "cut config", "binary config", "unknown setting"),
-        *("missing setting", "weight missing", "weight of another shape", "unknown weight"),
-    ],
-)
+BRANCH = "branch.filters.weight"
+DAMAGE: dict[str, Callable[[Path, dict[str, Any], Path, dict[str, Any]], object]] = {
+    "cut weights": lambda config, values, weights, state: weights.write_bytes(weights.read_bytes()[:1000]),
+    "no weights": lambda config, values, weights, state: weights.unlink(),
+    "empty weights": lambda config, values, weights, state: weights.write_bytes(b""),
+    "a pickle": lambda config, values, weights, state: torch.save(state, weights),
+    "cut config": lambda config, values, weights, state: config.write_text(config.read_text()[:50]),
+    "binary config": lambda config, values, weights, state: config.write_bytes(b"\xff\xfe\x00"),
+    "unknown setting": lambda config, values, weights, state: config.write_text(json.dumps({**values, "later": 1})),
+    "unknown pooling": lambda config, values, *_: config.write_text(json.dumps({**values, "pooling": "box"})),
+    "missing setting": lambda config, values, *_: config.write_text(json.dumps(without(values, "backbone"))),
+    "weight missing": lambda config, values, weights, state: save_file(without(state, BRANCH), weights),
+    "other shape": lambda config, values, weights, state: save_file({**state, BRANCH: torch.zeros(2, 2)}, weights),
+    "unknown weight": lambda config, values, weights, state: save_file({**state, "more": torch.zeros(1)}, weights),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_encoder_is_a_clear_error(lcr: Path, tmp_path: Path, how: str) -> None:
     folder = Path(shutil.copytree(lcr / "encoder", tmp_path / "encoder"))
-    damaged(folder, how)
+    config, weights = folder / "encoder.json", folder / "encoder.safetensors"
+    state = {name: value.clone() for name, value in load_file(weights).items()}  # not a map of the file to be damaged
+    DAMAGE[how](config, json.loads(config.read_text()), weights, state)
     with pytest.raises(FineSightError, match=r"damaged or of another version|do not fit") as caught:
         finesight.load(folder)
     assert str(folder) in str(caught.value)
@@ -342,15 +325,10 @@ def test_a_folder_without_an_encoder(tmp_path: Path) -> None:
             finesight.load(folder)
 
 
-def test_an_unfinished_run_says_that_it_is(birds: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
-    killed = Command("train", "--data", birds, "--out", out, "--epochs", "9", *TINY)
-    killed.until(lambda: len(rows(out)) >= 1)
-    killed.process.kill()
-    killed.wait()
+def test_an_unfinished_run_says_that_it_is(lcr_copy: Path, birds: Path) -> None:
+    shutil.rmtree(lcr_copy / "encoder")
     with pytest.raises(FineSightError, match=r"has not finished.*finesight train"):
-        finesight.load(out)
-    refused(command("evaluate", out, "--data", birds), "has not finished")
+        finesight.load(lcr_copy)
 
 
 def test_train_from_python_gives_the_encoder(birds: Path, tmp_path: Path, files: list[Path]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,11 +16,9 @@ from finesight.api import frozen
 from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
-from finesight.features import extract as module
-from finesight.features import wide as wide_rows
 from finesight.features.encoder import Encoder, EncoderOutput
 from finesight.features.extract import extract, object_masks
-from finesight.features.wide import WIDE, WideRows, joined, row_lengths
+from finesight.features.wide import WIDE, WideRows, concatenate, row_lengths
 from finesight.nn.backbone_config import BackboneConfig
 
 
@@ -33,17 +32,14 @@ def cache(birds: Path) -> DecodedCache:
     return open_cache(open_source(birds), cache_side(32), progress=False)
 
 
-@pytest.mark.parametrize("size", [1, 3, 5, 64])
-def test_pieces_do_not_matter(
-    encoder: Encoder, cache: DecodedCache, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
+@pytest.mark.parametrize("batch_size", [1, 5, 64])
+def test_batches_do_not_matter(encoder: Encoder, cache: DecodedCache, batch_size: int) -> None:
     order = np.random.default_rng(0).permutation(len(cache))[:13]
-    monkeypatch.setattr(module, "BATCH", size)
-    found = extract(encoder, cache, order, ("rationale", "average"), progress=False)
+    files = [cache.source.file(int(i)) for i in order]
+    found = extract(encoder, cache, order, ("rationale", "average"), progress=False, batch_size=batch_size)
     for name in ("rationale", "average"):
-        expected = encoder.embed([cache.source.file(int(i)) for i in order], name).numpy()
-        assert np.array_equal(found.features[name], expected)
-    assert np.array_equal(found.attention, encoder.attend([cache.source.file(int(i)) for i in order]).numpy())
+        assert np.array_equal(found.features[name], encoder.embed(files, name).numpy())
+    assert np.array_equal(found.attention, encoder.attend(files).numpy())
     assert found.attention.shape == (13, 4, 4)
     assert np.array_equal(found.masks["rationale"], found.attention)
     alone = extract(encoder.with_pooling("energy"), cache, order, ("energy",), progress=False)
@@ -53,33 +49,29 @@ def test_pieces_do_not_matter(
     assert found.only("rationale").masks.keys() == {"rationale"}
 
 
-@pytest.mark.parametrize("size", [3, 64])
-def test_an_oracle_sees_the_object_of_its_own_image(
-    encoder: Encoder, cache: DecodedCache, monkeypatch: pytest.MonkeyPatch, size: int
-) -> None:
-    monkeypatch.setattr(module, "BATCH", size)
+@pytest.mark.parametrize("batch_size", [3, 64])
+def test_an_oracle_sees_the_object_of_its_own_image(encoder: Encoder, cache: DecodedCache, batch_size: int) -> None:
     order = np.random.default_rng(1).permutation(len(cache))[:8]
-    found = extract(encoder, cache, order, ("box", "average"), progress=False)
+    found = extract(encoder, cache, order, ("box", "average"), progress=False, batch_size=batch_size)
     masks = [mask for mask in object_masks(cache, order, 32) if mask is not None]
     cells = np.stack(masks).reshape(8, 4, 8, 4, 8).mean(axis=(2, 4))  # (N, 32, 32) -> (N, 4, 4)
     np.testing.assert_allclose(found.masks["box"], cells, atol=1e-6)
-    views = encoder.cached_views(cache, order)
     with torch.no_grad():
-        phi = encoder.backbone(views).double().numpy()
+        phi = encoder.backbone(encoder.cached_views(cache, order)).double().numpy()
     expected = np.einsum("nchw,nhw->nc", phi, cells) / cells.sum((1, 2))[:, None]
     np.testing.assert_allclose(found.features["box"], expected, rtol=1e-4, atol=1e-6)
     assert found.only("box").masks.keys() == {"box"}
 
 
-def test_objects_are_looked_up_for_an_oracle_only(
-    encoder: Encoder, cache: DecodedCache, unlabeled: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_objects_are_looked_up_for_an_oracle_only(encoder: Encoder, cache: DecodedCache, unlabeled: Path) -> None:
     plain = open_cache(open_source(unlabeled), 37, progress=False)
     with pytest.raises(FineSightError, match=r"'box-gem'.*neither object masks nor boxes") as caught:
         extract(encoder, plain, np.arange(3), ("average", "box-gem"), progress=False)
     assert str(unlabeled) in str(caught.value)
-    monkeypatch.setattr(DecodedCache, "mask", lambda *_: pytest.fail("a mask was read"))
-    extract(encoder, cache, np.arange(3), ("average", "rationale"), progress=False)
+    missing = replace(cache, source=replace(cache.source, masks=np.full(len(cache), "missing.png")))
+    extract(encoder, missing, np.arange(3), ("average", "rationale"), progress=False)
+    with pytest.raises(FineSightError, match=r"missing\.png"):
+        extract(encoder, missing, np.arange(3), ("box",), progress=False)
 
 
 def test_masks_are_cropped_as_the_encoder_crops(birds: Path, cache: DecodedCache) -> None:
@@ -128,37 +120,28 @@ def kept(values: np.ndarray) -> WideRows:
     return rows
 
 
-def test_wide_features_are_extracted_into_16_bits(
-    encoder: Encoder, cache: DecodedCache, monkeypatch: pytest.MonkeyPatch
-) -> None:
+class Widened(Encoder):
+    """An encoder whose "gem" features are others, as wide as ``widen`` makes them."""
+
+    widen: torch.Tensor
+
+    def encode(self, views: torch.Tensor, poolings: Sequence[str], *given: torch.Tensor | None) -> EncoderOutput:
+        output = super().encode(views, ("average",), *given)
+        return EncoderOutput(output.features | {"gem": output.features["average"] @ self.widen}, output.masks)
+
+
+@pytest.mark.parametrize("width", [WIDE, WIDE + 1])
+def test_wide_features_are_extracted_into_16_bits(encoder: Encoder, cache: DecodedCache, width: int) -> None:
     """Beside narrow ones, which stay as they are."""
-    widen = torch.randn(encoder.channels, 20_000, generator=torch.Generator().manual_seed(0))
-    plain = encoder.encode
-
-    def encode(views: torch.Tensor, poolings: tuple[str, ...], objects: torch.Tensor | None = None) -> EncoderOutput:
-        encoded = plain(views, ("average",), objects)
-        return EncoderOutput(encoded.features | {"gem": encoded.features["average"] @ widen}, encoded.masks)
-
-    monkeypatch.setattr(encoder, "encode", encode)
-    monkeypatch.setattr(module, "BATCH", 5)
+    wide = Widened(encoder.config, encoder.backbone, encoder.branch)
+    wide.widen = torch.randn(encoder.channels, width, generator=torch.Generator().manual_seed(0))
     order = np.random.default_rng(0).permutation(len(cache))[:13]
-    found = extract(encoder, cache, order, ("average", "gem"), progress=False).features
+    found = extract(wide, cache, order, ("average", "gem"), progress=False, batch_size=5).features
     narrow = encoder.embed([cache.source.file(int(i)) for i in order], "average")
-    assert isinstance(found["average"], np.ndarray)
     assert np.array_equal(found["average"], narrow.numpy())
-    assert isinstance(found["gem"], WideRows)
-    assert found["gem"].values.dtype == np.float16
-    assert found["gem"].shape == (13, 20_000)
-    np.testing.assert_allclose(np.asarray(found["gem"]), (narrow @ widen).numpy(), rtol=1e-3, atol=1e-5)
-
-
-def test_just_wide_enough(encoder: Encoder, cache: DecodedCache, monkeypatch: pytest.MonkeyPatch) -> None:
-    for width, kind in ((WIDE, np.ndarray), (WIDE + 1, WideRows)):
-        fake = lambda views, *_, width=width: EncoderOutput(  # noqa: E731
-            {"average": torch.ones(len(views), width)}, {"energy": torch.ones(len(views), 4, 4)}
-        )
-        monkeypatch.setattr(encoder, "encode", fake)
-        assert type(extract(encoder, cache, np.arange(3), ("average",), progress=False).features["average"]) is kind
+    assert [type(found[name]) for name in found] == [np.ndarray, WideRows if width > WIDE else np.ndarray]
+    assert found["gem"].shape == (13, width)
+    np.testing.assert_allclose(np.asarray(found["gem"]), (narrow @ wide.widen).numpy(), rtol=1e-3, atol=1e-5)
 
 
 def test_rows_of_any_size_keep_eleven_bits() -> None:
@@ -196,16 +179,15 @@ def test_wide_rows_are_chosen_as_those_of_an_array() -> None:
     assert np.shares_memory(wide[mask][:, 5:9].values, wide.values), "nothing is copied"
     assert np.array_equal(np.stack(list(wide)), array)
     assert np.array_equal(np.asarray(WideRows.of(array)), array)
-    assert np.array_equal(np.asarray(joined(wide[mask], wide[2:5])), np.concatenate([array[mask], array[2:5]]))
-    assert np.array_equal(joined(array, array), np.concatenate([array, array]))
+    assert np.array_equal(np.asarray(concatenate(wide[mask], wide[2:5])), np.concatenate([array[mask], array[2:5]]))
+    assert np.array_equal(concatenate(array, array), np.concatenate([array, array]))
     np.testing.assert_allclose(np.asarray(wide.times(np.arange(9.0))), array * np.arange(9)[:, None], rtol=1e-6)
     assert np.asarray(wide, dtype=np.float64).dtype == np.float64
 
 
-def test_lengths_by_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_lengths_by_blocks() -> None:
     values = np.random.default_rng(2).standard_normal((9, 40)).astype(np.float32)
     whole = np.linalg.norm(values.astype(np.float64), axis=1)
-    monkeypatch.setattr(wide_rows, "BLOCK_BYTES", 1000)
-    assert np.array_equal(row_lengths(values), whole)
-    np.testing.assert_allclose(row_lengths(kept(values)), whole, rtol=1e-3)
+    assert np.array_equal(row_lengths(values, block_bytes=1000), whole)
+    np.testing.assert_allclose(row_lengths(kept(values), block_bytes=1000), whole, rtol=1e-3)
     assert row_lengths(values[:0]).shape == (0,)

@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from torchvision.transforms.functional import center_crop as center_crop_of_torchvision
 
 from finesight.data.color import normalize
 from finesight.errors import FineSightError, SkipImage
@@ -17,6 +18,7 @@ from finesight.features.encoder import Encoder
 from finesight.features.preprocess import (
     WHOLE,
     center_box,
+    center_crop,
     check_box,
     parse_box,
     picture_view,
@@ -83,6 +85,16 @@ def test_where_the_view_lies(tmp_path: Path) -> None:
     top, left = 2, 21  # (37 - 32) / 2 and (74 - 32) / 2, half to even
     assert np.array_equal(view.pixels, pixels[top : top + 32, left : left + 32])
     assert view.box == pytest.approx((left / 74, top / 37, 32 / 74, 32 / 37))
+
+
+def test_the_center_crop_is_torchvisions() -> None:
+    for height, width in [(32, 32), (32, 33), (35, 32), (32, 34), (37, 32), (32, 96), (32, 47)]:
+        pixels = np.random.default_rng(height * width).integers(0, 256, (height, width, 3), dtype=np.uint8)
+        for side in (32, 31, 28, 1):
+            expected = center_crop_of_torchvision(torch.from_numpy(pixels).permute(2, 0, 1), [side, side])
+            assert np.array_equal(center_crop(pixels, side), expected.permute(1, 2, 0).numpy())
+    with pytest.raises(ValueError, match="32 px needs images at least as large, got 30 px"):
+        center_crop(np.zeros((30, 64, 3), np.uint8), 32)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ from PIL import Image
 
 import finesight
 from finesight.errors import FineSightError
-from finesight.features import writing as module
 from finesight.features.encoder import Encoder
 from finesight.features.wide import WideRows
 from finesight.features.writing import check_output, embed_images, write_features
@@ -47,10 +46,13 @@ def test_three_formats_hold_the_same(lcr: Path, encoder: Encoder, unlabeled: Pat
     features = encoder.embed([unlabeled / name for name in expected]).numpy()
     for suffix in FORMATS:
         out = tmp_path / f"features.{suffix}"
-        done = succeeded(command("embed", lcr, unlabeled, "-o", out, "--workers", "2", "--quiet"))
-        assert done.out == ""
-        assert "24 features in" in done.err
-        assert "2 files were skipped" in done.err
+        if suffix == "npz":
+            done = succeeded(command("embed", lcr, unlabeled, "-o", out, "--workers", "2", "--quiet"))
+            assert done.out == ""
+            assert "24 features in" in done.err
+            assert "2 files were skipped" in done.err
+        else:
+            assert embed_images(encoder, unlabeled, out, progress=False) == (24, 2)
         paths, values = read(out)
         assert paths == expected
         assert values.dtype == np.float32
@@ -106,7 +108,7 @@ def test_a_failed_write_leaves_the_old_file(tmp_path: Path) -> None:
     out = tmp_path / "f.csv"
     write_features(np.array(["a"]), np.ones((1, 2), np.float32), out)
     before = out.read_bytes()
-    with pytest.raises(ValueError, match="zip"):
+    with pytest.raises(ValueError, match="2 paths but 1"):
         write_features(np.array(["a", "b"]), np.ones((1, 2), np.float32), out)
     assert out.read_bytes() == before
     assert os.listdir(tmp_path) == ["f.csv"]
@@ -119,11 +121,11 @@ def test_the_output_is_checked_first(lcr: Path, unlabeled: Path, tmp_path: Path)
     check_output(tmp_path / "F.NPZ")
 
 
-def test_upper_case_suffixes(encoder: Encoder, unlabeled: Path, tmp_path: Path) -> None:
+def test_upper_case_suffixes(tmp_path: Path) -> None:
     for suffix in ("NPZ", "Parquet", "CSV"):
-        embed_images(encoder, unlabeled, tmp_path / f"f.{suffix}", progress=False)
+        write_features(np.array(["a"]), np.ones((1, 2), np.float32), tmp_path / f"f.{suffix}")
         (tmp_path / f"f.{suffix}").rename(tmp_path / f"f.{suffix.lower()}")
-        assert len(read(tmp_path / f"f.{suffix.lower()}")[0]) == 24
+        assert read(tmp_path / f"f.{suffix.lower()}")[0] == ["a"]
 
 
 def test_one_picture_of_another_shape(encoder: Encoder, tmp_path: Path) -> None:
@@ -137,22 +139,19 @@ def test_one_picture_of_another_shape(encoder: Encoder, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("suffix", FORMATS)
-def test_wide_features_are_written_in_float32_part_by_part(
-    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "BLOCK_BYTES", 4 * 50 * 3)
+def test_wide_features_are_written_in_float32_part_by_part(tmp_path: Path, suffix: str) -> None:
     values = np.random.default_rng(0).standard_normal((7, 50)).astype(np.float32) * np.float32(1e6)
     wide = WideRows.empty(7, 50)
     wide[:] = values
     names = np.array([f"{i}.png" for i in range(7)])
     for features in (wide, values):
-        write_features(names, features, tmp_path / f"f.{suffix}")
+        write_features(names, features, tmp_path / f"f.{suffix}", block_bytes=4 * 50 * 3)
         paths, got = read(tmp_path / f"f.{suffix}")
         assert paths == names.tolist()
         assert got.dtype == np.float32
         assert np.array_equal(got, np.asarray(features))
     np.testing.assert_allclose(np.asarray(wide), values, rtol=1e-3)
-    with pytest.raises(ValueError, match=r"7 paths but 6|zip"):
+    with pytest.raises(ValueError, match="7 paths but 6"):
         write_features(names, wide[:6], tmp_path / f"f.{suffix}")
     assert np.array_equal(read(tmp_path / f"f.{suffix}")[1], values), "the old file stays"
 

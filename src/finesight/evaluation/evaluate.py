@@ -26,7 +26,7 @@ from finesight.evaluation.protocols.finesight import FineSightProtocol
 from finesight.evaluation.retrieval import RetrievalScores, retrieval
 from finesight.features.encoder import Encoder
 from finesight.features.extract import Extracted, extract
-from finesight.features.wide import Features, joined
+from finesight.features.wide import Features, concatenate
 from finesight.nn.poolings import find_pooling
 
 SPLIT_SEED = 0
@@ -177,7 +177,7 @@ def _score_pooling(
     features, source, protocol = extracted.features[name], setup.cache.source, setup.protocol
     searched, gallery = features, setup.test
     if setup.search_all and train_features is not None:
-        searched, gallery = joined(features, train_features), np.concatenate([setup.test, setup.train])
+        searched, gallery = concatenate(features, train_features), np.concatenate([setup.test, setup.train])
     labels, test_labels = setup.labels(gallery), setup.labels(setup.test)
     queries = retrieval(searched, labels, ties=protocol.ties)
     scores: dict[str, Any] = {"retrieval": queries.summary()}

@@ -42,6 +42,7 @@ def extract(
     poolings: Sequence[str],
     *,
     progress: bool = True,
+    batch_size: int = BATCH,
 ) -> Extracted:
     """Embed ``indices`` of the cache under each pooling.
 
@@ -60,9 +61,9 @@ def extract(
         )
     features: dict[str, Features] = {}
     masks: dict[str, NDArray[np.float32]] = {}
-    starts = range(0, len(indices), BATCH)
+    starts = range(0, len(indices), batch_size)
     for start in track(starts, len(starts), "embedding", show=progress):
-        rows = slice(start, start + BATCH)
+        rows = slice(start, start + batch_size)
         objects = _objects(cache, indices[rows], encoder.config.resolution) if oracles else None
         output = encoder.encode(encoder.cached_views(cache, indices[rows]), poolings, objects)
         if not masks:  # the first batch shows how large the arrays must be

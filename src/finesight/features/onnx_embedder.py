@@ -17,13 +17,12 @@ from finesight.nn.poolings import find_pooling
 class OnnxEmbedder:
     """An ``Embedder`` that runs a file of ``finesight export``, one image at a time: a feature is its image's own."""
 
-    def __init__(self, model: str | Path, threads: int | None = None) -> None:
+    def __init__(self, model: str | Path) -> None:
         self.model = Path(model)
-        self._session = open_session(self.model, threads)
+        self._session = open_session(self.model)
         metadata = read_metadata(self._session, self.model)
         try:
             self.fingerprint = str(metadata["fingerprint"])
-            self.precision = str(metadata["precision"])
             self.resolution = int(metadata["encoder"]["resolution"])
             pooling = find_pooling(str(metadata["encoder"]["pooling"]))
         except (KeyError, TypeError, ValueError) as error:

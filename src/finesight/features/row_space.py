@@ -1,4 +1,4 @@
-"""Features with far more dimensions than images, in as many coordinates as there are images."""
+"""Train a linear probe on wide features in as many coordinates as there are images."""
 
 from collections.abc import Iterator
 from functools import cached_property
@@ -17,11 +17,11 @@ Rows = torch.Tensor | WideRows
 class RowSpace:
     """n rows of D ≫ n dimensions in n coordinates that have the same inner products.
 
-    SGD from zero adds up multiples of the rows it is shown, and sees no more of them than their inner products. On the
-    rows of the Gram matrix's Cholesky factor it therefore goes the same way as on the features themselves, step by
-    step and for any part of the rows, at n / D of the cost; ``lift`` turns what it learned into weights of the
-    features. Nothing is left out: the two differ by rounding. Copies of an image make the matrix singular; ``JITTER``
-    times its own square, added to each row's, mends that and is lost in float32.
+    The weights that SGD learns from zero are a sum of multiples of the rows, and depend on the inner products of the
+    rows alone. On the rows of the Gram matrix's Cholesky factor it therefore takes the same steps as on the features
+    themselves, up to rounding, at n / D of the cost; ``lift`` turns what it learned into weights of the features.
+    Copies of an image make the matrix singular: ``JITTER`` times its square is added to each row's own product, too
+    little to be seen in float32.
     """
 
     def __init__(self, x: Rows) -> None:
@@ -34,11 +34,11 @@ class RowSpace:
 
     @cached_property
     def rows(self) -> torch.Tensor:
-        """(n, n) for (n, D)."""
+        """The rows in the new coordinates, (n, n)."""
         return (self.factor * self.norm[:, None]).float()
 
     def lift(self, weight: torch.Tensor) -> torch.Tensor:
-        """(G, C, n + 1) -> (G, C, D + 1)"""
+        """Turn weights and bias for ``rows`` into those for the features. (G, C, n + 1) -> (G, C, D + 1)"""
         flat = weight[..., :-1].flatten(0, 1).double()  # (G*C, n)
         shares = torch.linalg.solve_triangular(self.factor, flat, upper=False, left=False) / self.divisor
         lifted = weight.new_empty(*weight.shape[:2], self.x.shape[1] + 1)
@@ -49,7 +49,7 @@ class RowSpace:
 
 
 def _gram(x: Rows) -> torch.Tensor:
-    """Inner products of the rows (n, n) in float64; the lower triangle, which is all that Cholesky reads."""
+    """Return the inner products of the rows (n, n) in float64; only the lower triangle, which Cholesky reads."""
     gram = torch.zeros(len(x), len(x), dtype=torch.float64)
     for _, block in _column_blocks(x):
         for start in range(0, len(x), BATCH):
@@ -58,7 +58,7 @@ def _gram(x: Rows) -> torch.Tensor:
 
 
 def _column_blocks(x: Rows) -> Iterator[tuple[slice, torch.Tensor]]:
-    """(n, D) in float64, some columns at a time."""
+    """Yield (n, D) in float64, some columns at a time."""
     step = max(1, GRAM_BLOCK // (8 * max(1, len(x))))
     for start in range(0, x.shape[1], step):
         columns = slice(start, min(start + step, x.shape[1]))

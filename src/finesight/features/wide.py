@@ -1,4 +1,4 @@
-"""Features too wide for float32, kept in half the room and looked at in parts."""
+"""Features too wide to keep in float32: stored in 16 bits, and read in parts."""
 
 from __future__ import annotations
 
@@ -12,18 +12,18 @@ from numpy.typing import NDArray
 
 BATCH = 64
 WIDE = 16_384  # columns; features with more are kept in 16 bits
-BLOCK_BYTES = 64 * 2**20  # of a wide matrix, the part held in float64 at a time
+BLOCK_BYTES = 64 * 2**20  # of a matrix that is held in float64 at a time
 TOP = 15  # the largest number of a row is kept below 2¹⁵; 16 bits end just below 2¹⁶
 
 
 @dataclass(frozen=True, eq=False)
 class WideRows:
-    """Features (N, D) too wide to hold in float32, read in float32 where they are looked at.
+    """Features (N, D) stored in 16 bits and read in float32.
 
-    A row is kept in 16 bits, divided by the power of two that brings its largest number into [2¹⁴, 2¹⁵): nothing
-    overflows, and numbers down to 2⁻²⁸ of the largest keep 11 bits. CUB's 11,788 images of 65,536 numbers take 1.5 GB
-    so, where float32 takes 3.1. Rows, or rows and columns, are chosen as those of an array are, and nothing is copied;
-    ``tensor``, ``np.asarray`` and iteration then give numbers.
+    Each row is divided by the power of two that brings its largest number into [2¹⁴, 2¹⁵): nothing overflows, and
+    numbers down to 2⁻²⁸ of the largest keep 11 bits. CUB's 11,788 images of 65,536 numbers take 1.5 GB, half of what
+    float32 takes. Indexing by rows, or by rows and columns, copies nothing; ``tensor``, ``np.asarray`` and iteration
+    give the numbers.
     """
 
     values: NDArray[np.float16] | NDArray[np.float32]  # (M, D)
@@ -32,12 +32,12 @@ class WideRows:
 
     @classmethod
     def empty(cls, count: int, width: int) -> Self:
-        """Room for as many, to be assigned to by rows."""
+        """Return uninitialized rows, to be assigned to."""
         return cls(np.empty((count, width), np.float16), np.arange(count), np.ones(count))
 
     @classmethod
     def of(cls, features: Features) -> WideRows:
-        """An array as it is, without a copy."""
+        """Wrap an array without a copy."""
         if isinstance(features, WideRows):
             return features
         return cls(features, np.arange(len(features)), np.ones(len(features)))
@@ -50,7 +50,7 @@ class WideRows:
         return len(self.rows)
 
     def __getitem__(self, key: Any) -> WideRows:
-        """The same numbers, fewer of them; columns are a slice."""
+        """Return some rows, or some rows and a slice of the columns."""
         rows, columns = key if isinstance(key, tuple) else (key, slice(None))
         rows = rows if isinstance(rows, slice) else np.asarray(rows)
         return WideRows(self.values[:, columns], self.rows[rows], self.scale[rows])
@@ -66,26 +66,26 @@ class WideRows:
             yield from np.asarray(self[start : start + BATCH])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        """All of it in float32, for those who have the room."""
+        """Return all numbers as an array."""
         if copy is False:
-            raise ValueError("wide features are given as numbers by a copy only")
+            raise ValueError("wide features become an array only by a copy")
         numbers = self.tensor(torch.float64 if dtype == np.float64 else torch.float32).numpy()
         return numbers if dtype is None else numbers.astype(dtype, copy=False)
 
     def tensor(self, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        """(N, D), new."""
+        """Return a new tensor (N, D)."""
         return torch.from_numpy(self.values[self.rows]).to(dtype).mul_(torch.from_numpy(self.scale).to(dtype)[:, None])
 
     def times(self, factors: NDArray[np.float64]) -> WideRows:
-        """Each row by its own factor, without touching the numbers."""
+        """Return each row times its own factor; the stored numbers are shared."""
         return WideRows(self.values, self.rows, self.scale * factors)
 
 
 Features = NDArray[np.float32] | WideRows
 
 
-def joined(first: Features, second: Features) -> Features:
-    """One below the other."""
+def concatenate(first: Features, second: Features) -> Features:
+    """Return the rows of both."""
     if isinstance(first, WideRows) and isinstance(second, WideRows):
         rows = np.concatenate([first.rows, len(first.values) + second.rows])
         scale = np.concatenate([first.scale, second.scale])
@@ -93,9 +93,9 @@ def joined(first: Features, second: Features) -> Features:
     return np.concatenate([first, second])
 
 
-def row_lengths(features: Features) -> NDArray[np.float64]:
-    """(N,); not finite where a number of the row is not, as squares of float32 cannot overflow float64."""
-    step = max(1, BLOCK_BYTES // (8 * max(1, features.shape[1])))
+def row_lengths(features: Features, block_bytes: int = BLOCK_BYTES) -> NDArray[np.float64]:
+    """Return the length of each row, (N,); not finite where a number of the row is not."""
+    step = max(1, block_bytes // (8 * max(1, features.shape[1])))
     lengths = np.empty(len(features))
     for start in range(0, len(features), step):
         block = np.asarray(features[start : start + step], np.float64)

@@ -58,26 +58,28 @@ def embed_images(
     return len(features), len(cache.skipped)
 
 
-def write_features(paths: NDArray[np.str_], features: Features, out: Path) -> None:
+def write_features(paths: NDArray[np.str_], features: Features, out: Path, block_bytes: int = BLOCK_BYTES) -> None:
     """Write ``paths`` and ``features`` in the format of the suffix, always as float32.
 
     Wide features, which are kept in 16 bits with a scale for each row, are widened a part at a time: CUB's at 65,536
     numbers take 3.1 GB as npz.
     """
     with atomic_path(out) as scratch:
-        WRITERS[out.suffix.lower()](paths, features, scratch)
+        WRITERS[out.suffix.lower()](paths, features, scratch, block_bytes)
 
 
-def _blocks(paths: NDArray[np.str_], features: Features) -> Iterator[tuple[slice, NDArray[np.float32]]]:
+def _blocks(
+    paths: NDArray[np.str_], features: Features, block_bytes: int
+) -> Iterator[tuple[slice, NDArray[np.float32]]]:
     if len(paths) != len(features):
         raise ValueError(f"{len(paths)} paths but {len(features)} features")
-    step = max(1, BLOCK_BYTES // (4 * max(1, features.shape[1])))
+    step = max(1, block_bytes // (4 * max(1, features.shape[1])))
     for start in range(0, len(features), step):
         rows = slice(start, start + step)
         yield rows, np.ascontiguousarray(features[rows], dtype=np.float32)
 
 
-def _write_npz(paths: NDArray[np.str_], features: Features, file: Path) -> None:
+def _write_npz(paths: NDArray[np.str_], features: Features, file: Path, block_bytes: int) -> None:
     """Write what ``np.savez`` does, without holding all of it in memory."""
     header = {"descr": np.dtype(np.float32).str, "fortran_order": False, "shape": features.shape}
     with zipfile.ZipFile(file, "w") as archive:
@@ -85,11 +87,11 @@ def _write_npz(paths: NDArray[np.str_], features: Features, file: Path) -> None:
             np.lib.format.write_array(stream, paths, allow_pickle=False)
         with archive.open("features.npy", "w", force_zip64=True) as stream:
             np.lib.format.write_array_header_1_0(stream, header)
-            for _, block in _blocks(paths, features):
+            for _, block in _blocks(paths, features, block_bytes):
                 stream.write(block.data)
 
 
-def _write_parquet(paths: NDArray[np.str_], features: Features, file: Path) -> None:
+def _write_parquet(paths: NDArray[np.str_], features: Features, file: Path, block_bytes: int) -> None:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -98,17 +100,18 @@ def _write_parquet(paths: NDArray[np.str_], features: Features, file: Path) -> N
     names = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths.tolist()]
     schema = pa.schema({"path": pa.string(), "feature": pa.list_(pa.float32(), width)})
     with pq.ParquetWriter(file, schema) as writer:
-        for rows, block in _blocks(paths, features):
+        for rows, block in _blocks(paths, features, block_bytes):
             vectors = pa.FixedSizeListArray.from_arrays(pa.array(block.ravel()), width)
             writer.write_table(pa.table({"path": pa.array(names[rows], pa.string()), "feature": vectors}, schema))
 
 
-def _write_csv(paths: NDArray[np.str_], features: Features, file: Path) -> None:
+def _write_csv(paths: NDArray[np.str_], features: Features, file: Path, block_bytes: int) -> None:
     with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
         writer = csv.writer(stream)
         writer.writerow(["path", *(f"f{i}" for i in range(features.shape[1]))])
-        for path, row in zip(paths, features, strict=True):
-            writer.writerow([path, *(np.format_float_positional(v, trim="-") for v in row)])
+        for rows, block in _blocks(paths, features, block_bytes):
+            for path, row in zip(paths[rows], block, strict=True):
+                writer.writerow([path, *(np.format_float_positional(v, trim="-") for v in row)])
 
 
 WRITERS = {".npz": _write_npz, ".parquet": _write_parquet, ".csv": _write_csv}
