@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
@@ -59,22 +59,45 @@ def indexed(run: Path, images: Path) -> Path:
     return run / "index"
 
 
+class Gallery(NamedTuple):
+    """An index and the folder of its images."""
+
+    index: Path
+    images: Path
+
+
+class Web(TestClient):
+    """Talk to the app of a service without a network. Redirections are not followed."""
+
+    def __init__(self, service: SearchService) -> None:
+        super().__init__(create_app(service), base_url=BASE, follow_redirects=False)
+        self.service = service
+
+    def ask(self, path: str, **params: Any) -> Any:
+        """Return the JSON at /api/PATH."""
+        return self.get(f"/api/{path}", params=params).json()
+
+    def search(self, data: bytes, **fields: Any) -> Any:
+        """Return the JSON of a search by an upload."""
+        return self.upload(data, **fields).json()
+
+    def upload(self, data: bytes, headers: dict[str, str] | None = None, **fields: Any) -> httpx.Response:
+        return self.post("/api/search", files=form(data), data=fields, headers=headers)
+
+    def refuses(self, status: int, path: str, *words: str, **params: Any) -> None:
+        """Check that /api/PATH is that error, in a sentence with these words."""
+        refused(self.get(f"/api/{path}", params=params), status, *words)
+
+
 @contextmanager
-def service_for(
-    index: Path, cache: Path | None = None, job: BackgroundJob | None = None, **config: Any
-) -> Iterator[SearchService]:
-    """Yield a service of an index; ``config`` are settings of ``ServerConfig``."""
+def web_for(index: Path, cache: Path | None = None, job: BackgroundJob | None = None, **config: Any) -> Iterator[Web]:
+    """Yield a client of a new service; ``config`` are settings of ``ServerConfig``."""
     settings = ServerConfig(cache_dir=cache, **config)
     service = SearchService(open_index(index), TorchEmbedder.load(index.parent), settings, job)
     try:
-        yield service
+        yield Web(service)
     finally:
         service.close(5)
-
-
-def client(service: SearchService) -> TestClient:
-    """Return a client that talks to the app without a network. It follows no redirections."""
-    return TestClient(create_app(service), base_url=BASE, follow_redirects=False)
 
 
 @contextmanager
@@ -158,21 +181,19 @@ class Serving(Command):
             self.wait()
 
 
-def gallery(place: Path, images: int = 8) -> tuple[Path, Path]:
-    """A new index of drawn pictures of several shapes. -> index, images"""
-    folder = place / "images"
-    (folder / "more").mkdir(parents=True)
+def make_gallery(folder: Path, images: int = 8) -> Gallery:
+    """Return a new index of drawn pictures of several shapes."""
+    (folder / "images" / "more").mkdir(parents=True)
     for number in range(images):
         name = f"more/bird {number}.png" if number % 2 else f"bird-{number}.png"
-        (folder / name).write_bytes(drawn(size=(40 + 4 * number, 40), seed=number))
-    return indexed(small_encoder(place / "run"), folder), folder
+        (folder / "images" / name).write_bytes(drawn(size=(40 + 4 * number, 40), seed=number))
+    return Gallery(indexed(small_encoder(folder / "run"), folder / "images"), folder / "images")
 
 
-def copied(index: Path, images: Path, to: Path) -> tuple[Path, Path]:
-    """An index and its images that a test may spoil. -> index, images"""
-    run = to / "run"
-    shutil.copytree(index.parent, run)
-    shutil.copytree(images, to / "images")
-    meta = run / "index" / "index.json"
-    meta.write_text(meta.read_text().replace(str(images), str(to / "images")))
-    return run / "index", to / "images"
+def copy_gallery(gallery: Gallery, to: Path) -> Gallery:
+    """Return a copy that a test may spoil."""
+    shutil.copytree(gallery.index.parent, to / "run")
+    shutil.copytree(gallery.images, to / "images")
+    meta = to / "run" / "index" / "index.json"
+    meta.write_text(meta.read_text().replace(str(gallery.images), str(to / "images")))
+    return Gallery(meta.parent, to / "images")

@@ -10,39 +10,31 @@ import pytest
 
 if TYPE_CHECKING:
     from browsing import Tab
-    from playwright.sync_api import Browser
-    from starlette.testclient import TestClient
+    from playwright.sync_api import Browser, Page
 
-    from finesight.server.service import SearchService
-
-
-@pytest.fixture(scope="session")
-def place(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
-    """An index of eight drawn pictures, and their folder. Nothing may change them."""
-    from serving import gallery
-
-    return gallery(tmp_path_factory.mktemp("server"))
+    from serving import Gallery, Web
 
 
 @pytest.fixture(scope="session")
-def service(place: tuple[Path, Path], tmp_path_factory: pytest.TempPathFactory) -> Iterator[SearchService]:
-    from serving import service_for
+def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
+    """An index of eight drawn pictures, which nothing may change."""
+    from serving import make_gallery
 
-    with service_for(place[0], tmp_path_factory.mktemp("cache"), upload_bytes=200_000, pixels=1_000_000) as service:
-        yield service
-
-
-@pytest.fixture(scope="session")
-def web(service: SearchService) -> TestClient:
-    from serving import client
-
-    return client(service)
+    return make_gallery(tmp_path_factory.mktemp("server"))
 
 
 @pytest.fixture(scope="session")
-def ids(web: TestClient) -> dict[str, str]:
+def web(gallery: Gallery, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Web]:
+    from serving import web_for
+
+    with web_for(gallery.index, tmp_path_factory.mktemp("cache"), upload_bytes=200_000, pixels=1_000_000) as web:
+        yield web
+
+
+@pytest.fixture(scope="session")
+def ids(web: Web) -> dict[str, str]:
     """The id of each path."""
-    return {item["path"]: item["id"] for item in web.get("/api/items").json()["items"]}
+    return {item["path"]: item["id"] for item in web.ask("items")["items"]}
 
 
 @pytest.fixture(scope="session")
@@ -82,3 +74,12 @@ def tab(browser: Browser, page_server: str) -> Iterator[Tab]:
 def bird(page_birds: Path) -> bytes:
     """One of the indexed files: it must be found first."""
     return (page_birds / "kind-2" / "bird 3.png").read_bytes()
+
+
+@pytest.fixture
+def page(tab: Tab, bird: bytes) -> Page:
+    """The page with the hits of that file."""
+    tab.go()
+    tab.give(bird)
+    tab.searched()
+    return tab.page

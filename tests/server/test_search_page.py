@@ -9,7 +9,7 @@ import httpx
 import numpy as np
 import pytest
 from browsing import ITEMS, PAINTED, Tab, loaded, names, pixels, scores
-from playwright.sync_api import Route, expect
+from playwright.sync_api import Page, Route, expect
 
 from serving import drawn
 
@@ -116,10 +116,7 @@ def test_a_busy_server_is_asked_again(tab: Tab, bird: bytes) -> None:
 # --- looking ----------------------------------------------------------------------------------------------------------
 
 
-def test_overlay_follows_the_mask_and_the_slider(tab: Tab, bird: bytes) -> None:
-    page = tab.go()
-    tab.give(bird)
-    tab.searched()
+def test_overlay_follows_the_mask_and_the_slider(tab: Tab, page: Page) -> None:
     frame = page.locator("#query .frame")
     loaded(page, "#query img")
     page.mouse.move(5, 5)
@@ -149,10 +146,7 @@ def test_overlay_follows_the_mask_and_the_slider(tab: Tab, bird: bytes) -> None:
     assert np.abs(pixels(frame) - plain).mean() < 0.5
 
 
-def test_box_searches_by_a_part(tab: Tab, bird: bytes) -> None:
-    page = tab.go()
-    tab.give(bird)
-    tab.searched()
+def test_box_searches_by_a_part(tab: Tab, page: Page) -> None:
     whole = list(zip(names(page), scores(page), strict=True))
     area = page.locator("#query .frame").bounding_box()
     assert area is not None
@@ -181,10 +175,7 @@ def test_box_searches_by_a_part(tab: Tab, bird: bytes) -> None:
     expect(page.locator(".box")).to_be_visible()  # the box is part of the address
 
 
-def test_choices_change_the_question(tab: Tab, bird: bytes) -> None:
-    page = tab.go()
-    tab.give(bird)
-    tab.searched()
+def test_choices_change_the_question(tab: Tab, page: Page) -> None:
     page.get_by_role("radio", name="Whole picture").check()
     page.wait_for_url("**by=average**")
     page.locator("#k").select_option("12")
@@ -208,10 +199,7 @@ def test_choices_change_the_question(tab: Tab, bird: bytes) -> None:
     expect(page.locator("#min-out")).to_have_text("1.00")
 
 
-def test_why(tab: Tab, bird: bytes) -> None:
-    page = tab.go()
-    tab.give(bird)
-    tab.searched()
+def test_why(tab: Tab, page: Page) -> None:
     shown = scores(page)[1]
     page.locator("#hits .why").nth(1).click()
     dialog = page.get_by_role("dialog", name="Why are these alike?")
@@ -236,10 +224,7 @@ def test_why(tab: Tab, bird: bytes) -> None:
     assert tab.asked("explain")[-1]["query"] == tab.asked("search")[-1].get("query", page.url.split("q=")[1])
 
 
-def test_pin_and_compare(tab: Tab, bird: bytes) -> None:
-    page = tab.go()
-    tab.give(bird)
-    tab.searched()
+def test_pin_and_compare(page: Page) -> None:
     page.get_by_role("button", name="Pin", exact=True).click()  # the photo itself
     expect(page.get_by_role("button", name="Pin another to compare")).to_be_disabled()
     for number in range(4):

@@ -17,7 +17,7 @@ from finesight.features.embedder import TorchEmbedder
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
 from finesight.server.job import BackgroundJob
-from serving import in_thread, indexed, service_for, small_encoder
+from serving import in_thread, indexed, small_encoder, web_for
 
 SMALL = """nodes => nodes
     .filter((node) => Math.min(node.getBoundingClientRect().height, node.getBoundingClientRect().width) < 34)
@@ -250,8 +250,8 @@ def test_light_and_dark(browser: Browser, page_server: str) -> None:
 def test_without_a_rationale(browser: Browser, page_birds: Path, tmp_path: Path) -> None:
     index = indexed(small_encoder(tmp_path / "run", rationale=False), page_birds / "kind-3")
     with (
-        service_for(index, tmp_path / "cache") as service,
-        in_thread(service) as (url, _),
+        web_for(index, tmp_path / "cache") as web,
+        in_thread(web.service) as (url, _),
         opened(browser, url) as tab,
     ):
         page = tab.go()
@@ -280,9 +280,9 @@ def test_progress_and_a_server_that_ends(browser: Browser, page_birds: Path, tmp
         index.close()
 
     job = BackgroundJob(work)
-    with service_for(run / "index", tmp_path / "cache", job) as service:
+    with web_for(run / "index", tmp_path / "cache", job) as web:
         job.start()
-        with in_thread(service) as (url, server), opened(browser, url) as tab:
+        with in_thread(web.service) as (url, server), opened(browser, url) as tab:
             tab.expected = ("ERR_CONNECTION_REFUSED",)
             page = tab.go()
             expect(page.locator("#building-words")).to_have_text(f"Adding pictures: 15 of {ITEMS}.")

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
-from starlette.testclient import TestClient
 from starlette.websockets import WebSocketDisconnect
 
 from finesight.errors import FineSightError
 from finesight.server.config import ServerConfig, is_loopback
 from finesight.server.guard import host_name
 from finesight.server.run_server import bind, browser_address
-from finesight.server.service import SearchService
-from serving import BASE, client, drawn, form, refused, service_for
+from serving import BASE, Gallery, Web, drawn, refused, web_for
 
 TOKEN = "a-word-nobody-guesses"
 
@@ -22,67 +19,59 @@ TOKEN = "a-word-nobody-guesses"
 # --- host and origin --------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "host", ["localhost", "localhost:9", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST", "localhost."]
+OWN_NAMES = ("localhost", "localhost:9", "127.0.0.1:8000", "[::1]:8000", "LOCALHOST", "localhost.")
+OTHER_NAMES = (
+    "evil.example",
+    "evil.example:80",
+    "127.0.0.1.evil.example",
+    "localhost.evil.example",
+    "10.0.0.7",
+    "",
+    "[",
 )
-def test_own_names(web: TestClient, host: str) -> None:
-    assert web.get("/api/health", headers={"host": host}).status_code == 200
 
 
-@pytest.mark.parametrize(
-    "host",
-    [
-        "evil.example",
-        "evil.example:8000",
-        "127.0.0.1.evil.example",
-        "localhost.evil.example",
-        "10.0.0.7",
-        "",
-        "[",
-        "::1",
-    ],
-)
-def test_other_names(web: TestClient, host: str) -> None:
-    """As a page sends whose name was made to point at 127.0.0.1 (DNS rebinding)."""
-    for path in ("/api/health", "/", "/docs", "/openapi.json"):
+@pytest.mark.parametrize("path", ["/api/health", "/", "/docs", "/openapi.json"])
+def test_names(web: Web, path: str) -> None:
+    """A page whose name was made to point at 127.0.0.1 (DNS rebinding) sends that name."""
+    for host in OWN_NAMES:
+        assert web.get(path, headers={"host": host}).status_code == 200, host
+    for host in (*OTHER_NAMES, "::1"):
         refused(web.get(path, headers={"host": host}), 400, "--allow-host")
 
 
-def test_names_that_are_allowed(place: tuple[Path, Path]) -> None:
-    with service_for(place[0], host="192.168.1.5", allow_hosts=["birds.example"]) as service:
-        web = client(service)
+def test_names_that_are_allowed(gallery: Gallery) -> None:
+    with web_for(gallery.index, host="192.168.1.5", allow_hosts=["birds.example"]) as web:
         for host in ("birds.example", "Birds.Example:80", "192.168.1.5", "10.1.2.3", "[fe80::1]:80", "localhost"):
             assert web.get("/api/health", headers={"host": host}).status_code == 200, host
         refused(web.get("/api/health", headers={"host": "evil.example"}), 400)
 
 
-@pytest.mark.parametrize(
-    "headers",
-    [
-        {"origin": "http://evil.example"},
-        {"origin": "null"},
-        {"origin": "http://127.0.0.1:9999"},  # another server of this machine is another site
-        {"origin": "http://127.0.0.1:8000.evil.example"},
-        {"sec-fetch-site": "cross-site"},
-        {"sec-fetch-site": "same-site"},
-    ],
-)
-def test_forms_of_other_sites(web: TestClient, headers: dict[str, str]) -> None:
-    refused(web.post("/api/search", files=form(drawn()), headers=headers), 403, "other sites")
+OTHER_ORIGINS = (
+    "http://evil.example",
+    "null",
+    "http://127.0.0.1:9999",
+    f"{BASE}.evil.example",
+)  # another port is another
 
 
-@pytest.mark.parametrize("headers", [{"origin": BASE}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}])
-def test_own_forms(web: TestClient, headers: dict[str, str]) -> None:
-    assert web.post("/api/search", files=form(drawn()), headers=headers).status_code == 200
+def test_forms(web: Web) -> None:
+    """Only the page itself may send one."""
+    for origin in OTHER_ORIGINS:
+        refused(web.upload(drawn(), {"origin": origin}), 403, "other sites")
+    for site in ("cross-site", "same-site"):
+        refused(web.upload(drawn(), {"sec-fetch-site": site}), 403, "other sites")
+    for headers in ({"origin": BASE}, {"sec-fetch-site": "same-origin"}, {"sec-fetch-site": "none"}):
+        assert web.upload(drawn(), headers).status_code == 200
 
 
-def test_pages_of_other_sites_may_link_but_not_ask(web: TestClient) -> None:
+def test_pages_of_other_sites_may_link_but_not_ask(web: Web) -> None:
     for site in ("cross-site", "same-site"):
         assert web.get("/", headers={"sec-fetch-site": site}).status_code == 200
         refused(web.get("/api/items", headers={"sec-fetch-site": site}), 403, "other sites")
 
 
-def test_no_other_site_may_read_or_show(web: TestClient) -> None:
+def test_no_other_site_may_read_or_show(web: Web) -> None:
     answer = web.get("/api/items", headers={"origin": "http://evil.example"})
     assert not [name for name in answer.headers if name.startswith("access-control")]
     assert answer.headers["cross-origin-resource-policy"] == "same-origin"
@@ -95,41 +84,35 @@ def test_no_other_site_may_read_or_show(web: TestClient) -> None:
 
 
 @pytest.fixture
-def guarded(place: tuple[Path, Path]) -> Iterator[TestClient]:
-    with service_for(place[0], token=TOKEN) as service:
-        yield client(service)
+def guarded(gallery: Gallery) -> Iterator[Web]:
+    with web_for(gallery.index, token=TOKEN) as web:
+        yield web
+
+
+WRONG = ("Bearer wrong", f"Basic {TOKEN}", TOKEN, f"Bearer {TOKEN}x", "Bearer ")
 
 
 @pytest.mark.parametrize(
-    "headers",
-    [
-        {},
-        {"authorization": "Bearer wrong"},
-        {"authorization": f"Basic {TOKEN}"},
-        {"authorization": TOKEN},
-        {"authorization": f"Bearer {TOKEN}x"},
-        {"authorization": "Bearer "},
-        {"cookie": f"finesight={TOKEN}"},
-    ],
+    "headers", [{}, {"cookie": f"finesight={TOKEN}"}, *({"authorization": word} for word in WRONG)]
 )
-def test_strangers(guarded: TestClient, headers: dict[str, str]) -> None:
+def test_strangers(guarded: Web, headers: dict[str, str]) -> None:
     paths = ("/api/health", "/", "/docs", "/openapi.json", f"/api/health?token={TOKEN}", "/?token=wrong", "/?token=")
     for path in paths:
         answer = guarded.get(path, headers=headers)
         sentence = refused(answer, 401, "token")
         assert TOKEN not in sentence
         assert answer.headers["www-authenticate"] == "Bearer"
-    refused(guarded.post("/api/search", files=form(drawn()), headers=headers), 401)
+    refused(guarded.upload(drawn(), headers), 401)
 
 
-def test_the_word_is_known(guarded: TestClient) -> None:
+def test_the_word_is_known(guarded: Web) -> None:
     headers = {"authorization": f"Bearer {TOKEN}"}
     assert guarded.get("/api/health", headers=headers).status_code == 200
-    assert guarded.post("/api/search", files=form(drawn()), headers=headers).status_code == 200
+    assert guarded.upload(drawn(), headers).status_code == 200
     assert guarded.get("/api/health", headers={"authorization": f"bearer  {TOKEN} "}).status_code == 200
 
 
-def test_the_page_is_opened_with_the_word(guarded: TestClient) -> None:
+def test_the_page_is_opened_with_the_word(guarded: Web) -> None:
     answer = guarded.get(f"/?token={TOKEN}&a=1")
     assert answer.status_code == 303
     assert answer.headers["location"] == "/?a=1"  # no longer in the address, nor in what is sent on
@@ -138,8 +121,8 @@ def test_the_page_is_opened_with_the_word(guarded: TestClient) -> None:
     assert "SameSite=Strict" in cookie
     assert TOKEN not in cookie
     assert guarded.get("/").status_code == 200  # the client keeps it, as a browser does
-    assert guarded.post("/api/search", files=form(drawn()), headers={"origin": BASE}).status_code == 200
-    refused(guarded.post("/api/search", files=form(drawn()), headers={"origin": "http://evil.example"}), 403)
+    assert guarded.upload(drawn(), {"origin": BASE}).status_code == 200
+    refused(guarded.upload(drawn(), {"origin": "http://evil.example"}), 403)
     refused(guarded.get("/", headers={"host": "evil.example"}), 400)
     other = guarded.get(f"//evil.example/?token={TOKEN}")
     assert not other.headers.get("location", "/x").startswith("//")
@@ -166,24 +149,24 @@ def test_a_port_that_is_taken() -> None:
         assert browser_address(every, "0.0.0.0").startswith("http://127.0.0.1:")
 
 
-def test_words_that_headers_cannot_hold(place: tuple[Path, Path]) -> None:
+def test_words_that_headers_cannot_hold(gallery: Gallery) -> None:
     for token in ("two words", "žluťoučký", "line\nbreak"):
         with pytest.raises(FineSightError, match="--token"):
             ServerConfig(token=token)
     assert TOKEN not in repr(ServerConfig(token=TOKEN))
-    with service_for(place[0], token="") as service:  # an empty word is none
-        assert client(service).get("/api/health").status_code == 200
+    with web_for(gallery.index, token="") as web:  # an empty word is none
+        assert web.get("/api/health").status_code == 200
 
 
-def test_a_websocket_is_closed(service: SearchService) -> None:
-    with pytest.raises(WebSocketDisconnect), client(service).websocket_connect("/api/search"):
+def test_a_websocket_is_closed(web: Web) -> None:
+    with pytest.raises(WebSocketDisconnect), web.websocket_connect("/api/search"):
         pass
 
 
 @pytest.mark.parametrize("requests", [0, 1])
-def test_too_many_requests(place: tuple[Path, Path], requests: int) -> None:
-    with service_for(place[0], requests=requests) as service:
-        answer = client(service).get("/api/health")
+def test_too_many_requests(gallery: Gallery, requests: int) -> None:
+    with web_for(gallery.index, requests=requests) as web:
+        answer = web.get("/api/health")
         if requests:
             assert answer.status_code == 200
         else:

@@ -12,12 +12,10 @@ from pathlib import Path
 
 import pytest
 from PIL import Image
-from starlette.testclient import TestClient
 
 from finesight.server.safe_files import ImageMissing, ImageOutside, open_inside
-from finesight.server.service import SearchService
 from finesight.server.upload import FIELDS, shown_name
-from serving import client, copied, drawn, form, indexed, refused, service_for
+from serving import Gallery, Web, copy_gallery, drawn, indexed, refused, web_for
 
 SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 
@@ -40,9 +38,9 @@ def frames(kind: str) -> bytes:
     return buffer.getvalue()
 
 
-def still_well(web: TestClient) -> None:
-    assert web.get("/api/health").json()["status"] == "ok"
-    assert len(web.post("/api/search", files=form(drawn())).json()["hits"]) == 8
+def still_well(web: Web) -> None:
+    assert web.ask("health")["status"] == "ok"
+    assert len(web.search(drawn())["hits"]) == 8
 
 
 # --- uploads ----------------------------------------------------------------------------------------------------------
@@ -67,8 +65,8 @@ def still_well(web: TestClient) -> None:
         pytest.param(bytes(200_001), 413, "larger than", id="one byte too many"),
     ],
 )
-def test_what_is_no_picture(web: TestClient, data: bytes, status: int, word: str) -> None:
-    refused(web.post("/api/search", files=form(data)), status, word)
+def test_what_is_no_picture(web: Web, data: bytes, status: int, word: str) -> None:
+    refused(web.upload(data), status, word)
     still_well(web)
 
 
@@ -90,33 +88,33 @@ def in_pieces(kind: str, piece: bytes, count: int, *, at: int | None = None) -> 
     ],
     ids=["exif", "comments", "padding", "chunks", "extensions"],
 )
-def test_a_million_tiny_pieces(web: TestClient, data: bytes, status: int) -> None:
+def test_a_million_tiny_pieces(web: Web, data: bytes, status: int) -> None:
     """Of 20 MB of them a decoder would make a minute's work, or an hour's."""
     assert Image.open(io.BytesIO(data)).size == (48, 36)  # which it would take
-    refused(web.post("/api/search", files=form(data)), status, "damaged")
+    refused(web.upload(data), status, "damaged")
     still_well(web)
 
 
-def test_tiny_pieces_after_the_picture(web: TestClient, place: tuple[Path, Path]) -> None:
+def test_tiny_pieces_after_the_picture(web: Web, gallery: Gallery) -> None:
     data = in_pieces("PNG", chunk(b"zzZz", b""), 15_000, at=-12)
-    assert web.post("/api/search", files=form(data)).status_code == 200  # far below the limit
-    with service_for(place[0], reads=20_000) as service:
-        refused(client(service).post("/api/search", files=form(data)), 422, "too many pieces")
+    assert web.upload(data).status_code == 200  # far below the limit
+    with web_for(gallery.index, reads=20_000) as strict:
+        refused(strict.upload(data), 422, "too many pieces")
 
 
-def test_what_a_camera_hides_is_not_too_much(web: TestClient) -> None:
+def test_what_a_camera_hides_is_not_too_much(web: Web) -> None:
     """A profile of 3 MB and long comments are some hundred pieces."""
     segment = b"ICC_PROFILE\0\1\xff" + bytes(500)
     data = in_pieces("JPEG", b"\xff\xe2" + struct.pack(">H", len(segment) + 2) + segment, 250)
-    assert web.post("/api/search", files=form(data)).status_code == 200
+    assert web.upload(data).status_code == 200
 
 
 @pytest.mark.parametrize("kind", ["GIF", "WEBP", "TIFF", "PNG"])
-def test_of_an_animation_the_first_picture_counts(web: TestClient, kind: str) -> None:
+def test_of_an_animation_the_first_picture_counts(web: Web, kind: str) -> None:
     buffer = io.BytesIO()
     Image.new("RGB", (40, 40), "red").save(buffer, "PNG")
-    still = web.post("/api/search", files=form(buffer.getvalue())).json()
-    moving = web.post("/api/search", files=form(frames(kind))).json()
+    still = web.search(buffer.getvalue())
+    moving = web.search(frames(kind))
     assert [hit["id"] for hit in moving["hits"]] == [hit["id"] for hit in still["hits"]]
 
 
@@ -139,7 +137,7 @@ def test_names(name: str, shown: str) -> None:
     assert shown_name(name) == shown
 
 
-def test_odd_names_are_only_shown(web: TestClient) -> None:
+def test_odd_names_are_only_shown(web: Web) -> None:
     body = b'--b\r\nContent-Disposition: form-data; name="file"; filename="../\xff\xfe\xe2\x80\xae\xf0\x9f\x90\xa6.png"'
     body += b"\r\n\r\n" + drawn() + b"\r\n--b--\r\n"
     answer = web.post("/api/search", content=body, headers={"content-type": "multipart/form-data; boundary=b"})
@@ -179,17 +177,17 @@ PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
         ),
     ],
 )
-def test_forms_that_are_none(web: TestClient, body: bytes, headers: dict[str, str], status: int, word: str) -> None:
+def test_forms_that_are_none(web: Web, body: bytes, headers: dict[str, str], status: int, word: str) -> None:
     refused(web.post("/api/search", content=body, headers=headers), status, word)
     still_well(web)
 
 
-def test_two_pictures(web: TestClient) -> None:
+def test_two_pictures(web: Web) -> None:
     two = [("file", ("a.png", drawn(), "image/png")), ("file", ("b.png", drawn(), "image/png"))]
     refused(web.post("/api/search", files=two), 400, "Too many files")
 
 
-def test_a_length_is_not_believed(web: TestClient) -> None:
+def test_a_length_is_not_believed(web: Web) -> None:
     """Neither a small one that is a lie nor none at all lets more in."""
 
     def endless() -> Iterator[bytes]:
@@ -203,28 +201,26 @@ def test_a_length_is_not_believed(web: TestClient) -> None:
     still_well(web)
 
 
-def test_uploads_share_a_budget(place: tuple[Path, Path]) -> None:
-    with service_for(place[0], all_uploads_bytes=2000) as service:
-        web = client(service)
-        answer = web.post("/api/search", files=form(drawn("BMP", (60, 60))))
+def test_uploads_share_a_budget(gallery: Gallery) -> None:
+    with web_for(gallery.index, all_uploads_bytes=2000) as web:
+        answer = web.upload(drawn("BMP", (60, 60)))
         refused(answer, 503, "busy")
         assert answer.headers["retry-after"] == "1"
-        assert (service.uploads.used, service.network.size) == (0, 0)
-        assert web.post("/api/search", files=form(drawn("PNG", (8, 8)))).status_code == 200
-        assert service.uploads.used == 0
+        assert (web.service.uploads.used, web.service.network.size) == (0, 0)
+        assert web.upload(drawn("PNG", (8, 8))).status_code == 200
+        assert web.service.uploads.used == 0
 
 
-def test_a_full_queue_is_told_at_once(place: tuple[Path, Path], ids: dict[str, str]) -> None:
+def test_a_full_queue_is_told_at_once(gallery: Gallery, ids: dict[str, str]) -> None:
     item = ids["bird-0.png"]
-    with service_for(place[0], queue=1) as service:
-        web = client(service)
-        with service.network.reserve(), service.network.reserve():
-            answer = web.post("/api/search", files=form(drawn()))
+    with web_for(gallery.index, queue=1) as web:
+        with web.service.network.reserve(), web.service.network.reserve():
+            answer = web.upload(drawn())
             refused(answer, 503, "busy", "waiting")
             assert answer.headers["retry-after"] == "1"
-            refused(web.get("/api/search", params={"query": item, "box": "0,0,1,1"}), 503)
+            web.refuses(503, "search", query=item, box="0,0,1,1")
             assert web.get("/api/search", params={"query": item}).status_code == 200  # needs no network
-        assert web.post("/api/search", files=form(drawn())).status_code == 200
+        assert web.upload(drawn()).status_code == 200
 
 
 # --- files of the index -----------------------------------------------------------------------------------------------
@@ -234,7 +230,7 @@ def test_a_full_queue_is_told_at_once(place: tuple[Path, Path], ids: dict[str, s
     "name",
     ["../../etc/passwd", "..%2f..%2fetc%2fpasswd", "%2e%2e", "1/../../x", "0x10", "1.5", "1%00", "q../../x", "٣"],
 )
-def test_ids_are_numbers(web: TestClient, name: str) -> None:
+def test_ids_are_numbers(web: Web, name: str) -> None:
     for path in ("items/{}", "items/{}/image", "items/{}/thumb", "attention/{}"):
         answer = web.get(f"/api/{path.format(name)}")
         assert answer.status_code in (404, 422), path
@@ -242,17 +238,15 @@ def test_ids_are_numbers(web: TestClient, name: str) -> None:
 
 
 @pytest.fixture
-def spoiled(place: tuple[Path, Path], tmp_path: Path) -> Iterator[tuple[SearchService, Path]]:
-    """A service of an index whose images a test may replace, and their folder."""
-    index, images = copied(*place, tmp_path)
-    with service_for(index, tmp_path / "cache") as service:
-        yield service, images
+def spoiled(gallery: Gallery, tmp_path: Path) -> Iterator[tuple[Web, Path]]:
+    """A client of an index whose images a test may replace, and their folder."""
+    index, images = copy_gallery(gallery, tmp_path)
+    with web_for(index, tmp_path / "cache") as web:
+        yield web, images
 
 
-def test_a_link_put_there_later_is_not_followed(
-    spoiled: tuple[SearchService, Path], ids: dict[str, str], tmp_path: Path
-) -> None:
-    web, images = client(spoiled[0]), spoiled[1]
+def test_a_link_put_there_later_is_not_followed(spoiled: tuple[Web, Path], ids: dict[str, str], tmp_path: Path) -> None:
+    web, images = spoiled
     secret = tmp_path / "secret.png"
     secret.write_bytes(drawn(seed=123))
     first = ids["bird-0.png"]
@@ -260,39 +254,39 @@ def test_a_link_put_there_later_is_not_followed(
     (images / "bird-0.png").unlink()
     (images / "bird-0.png").symlink_to(secret)
     for address in ("items/{}/thumb", "items/{}/image", "attention/{}?format=png"):
-        refused(web.get(f"/api/{address.format(first)}"), 403, "outside")
-    refused(web.get("/api/search", params={"query": first, "box": "0,0,1,1"}), 403, "outside")
-    refused(web.get("/api/explain", params={"query": first, "hit": first}), 403, "outside")
-    refused(web.get(f"/api/attention/{first}"), 403, "outside")
+        web.refuses(403, f"{address.format(first)}", "outside")
+    web.refuses(403, "search", "outside", query=first, box="0,0,1,1")
+    web.refuses(403, "explain", "outside", query=first, hit=first)
+    web.refuses(403, f"attention/{first}", "outside")
     assert web.get("/api/search", params={"query": first}).status_code == 200  # by the stored vector
     # a folder on the way that became a link
     (images / "more").rename(tmp_path / "elsewhere")
     (images / "more").symlink_to(tmp_path / "elsewhere")
-    refused(web.get(f"/api/items/{ids['more/bird 1.png']}/image"), 403, "outside")
+    web.refuses(403, f"items/{ids['more/bird 1.png']}/image", "outside")
     # a link that stays inside is a picture like any other
     (images / "bird-0.png").unlink()
     (images / "bird-0.png").symlink_to(images / "bird-2.png")
     assert web.get(f"/api/items/{first}/image").status_code == 200
 
 
-def test_what_is_there_now_may_be_anything(spoiled: tuple[SearchService, Path], ids: dict[str, str]) -> None:
-    web, images = client(spoiled[0]), spoiled[1]
+def test_what_is_there_now_may_be_anything(spoiled: tuple[Web, Path], ids: dict[str, str]) -> None:
+    web, images = spoiled
     first, second = ids["bird-0.png"], ids["bird-2.png"]
     kept = web.get(f"/api/items/{first}/thumb").content
     (images / "bird-0.png").unlink()
     assert web.get(f"/api/items/{first}/thumb").content == kept
-    refused(web.get(f"/api/items/{first}/image"), 404, "no longer")
+    web.refuses(404, f"items/{first}/image", "no longer")
     assert web.get(f"/api/attention/{first}").json()["projections"] == []
     (images / "bird-2.png").unlink()
-    refused(web.get(f"/api/items/{second}/thumb"), 404, "no longer")
+    web.refuses(404, f"items/{second}/thumb", "no longer")
     os.mkfifo(images / "bird-2.png")  # opening it must not wait for a writer
-    refused(web.get(f"/api/items/{second}/thumb"), 404, "no longer")
+    web.refuses(404, f"items/{second}/thumb", "no longer")
     (images / "bird-2.png").unlink()
     (images / "bird-2.png").mkdir()
-    refused(web.get(f"/api/items/{second}/image"), 404, "no longer")
+    web.refuses(404, f"items/{second}/image", "no longer")
     (images / "bird-2.png").rmdir()
     (images / "bird-2.png").write_text("#!/bin/sh")
-    refused(web.get(f"/api/items/{second}/image"), 415, "not a picture")
+    web.refuses(415, f"items/{second}/image", "not a picture")
     assert web.get("/api/search", params={"query": second}).status_code == 200
 
 
@@ -315,19 +309,18 @@ def test_only_inside(tmp_path: Path) -> None:
     open_inside(tmp_path / "link", "a/b.png")[0].close()
 
 
-def test_names_that_are_not_text(place: tuple[Path, Path], tmp_path: Path) -> None:
+def test_names_that_are_not_text(gallery: Gallery, tmp_path: Path) -> None:
     """A file system takes bytes; JSON does not."""
-    index, images = copied(*place, tmp_path)
+    index, images = copy_gallery(gallery, tmp_path)
     odd = os.fsdecode(b"caf\xe9 \xf0\x9f\x90\xa6 <img src=x>.png")
     try:
         (images / odd).write_bytes(drawn(seed=50))
     except OSError:
         pytest.skip("this file system takes UTF-8 alone")
     indexed(index.parent, images)
-    with service_for(index, tmp_path / "cache") as service:
-        web = client(service)
+    with web_for(index, tmp_path / "cache") as web:
         found = web.get("/api/items", params={"text": "caf"}).json()["items"][0]
         assert found["name"] == "caf\\xe9 🐦 <img src=x>.png"
         assert web.get(f"/api/items/{found['id']}/thumb").status_code == 200
-        hits = web.post("/api/search", files=form(drawn(seed=50))).json()["hits"]
+        hits = web.search(drawn(seed=50))["hits"]
         assert hits[0]["id"] == found["id"]

@@ -18,14 +18,14 @@ import pytest
 
 from finesight.server.run_server import bind
 from processes import command, refused
-from serving import Serving, copied, drawn, form, in_thread, service_for
+from serving import Gallery, Serving, copy_gallery, drawn, form, in_thread, web_for
 
 REQUESTS, CONNECTIONS = 2000, 100
 
 
 @pytest.fixture(scope="module")
-def server(place: tuple[Path, Path]) -> Iterator[Serving]:
-    with Serving("serve", place[0], "--port", "0", "--queue", "4", "--max-upload-mb", "1") as running:
+def server(gallery: Gallery) -> Iterator[Serving]:
+    with Serving("serve", gallery.index, "--port", "0", "--queue", "4", "--max-upload-mb", "1") as running:
         yield running
 
 
@@ -119,10 +119,10 @@ def received(sock: socket.socket) -> bytes:
     return answer
 
 
-def test_slow_and_silent_clients(place: tuple[Path, Path]) -> None:
+def test_slow_and_silent_clients(gallery: Gallery) -> None:
     with (
-        service_for(place[0], upload_seconds=0.5, header_seconds=0.3, queue=2) as service,
-        in_thread(service) as (url, _),
+        web_for(gallery.index, upload_seconds=0.5, header_seconds=0.3, queue=2) as web,
+        in_thread(web.service) as (url, _),
     ):
         with connected(url) as silent, connected(url) as trickle, connected(url) as slow:
             slow.sendall(HEAD + b"Content-Length: 100000\r\n\r\n" + PART)  # and then no more
@@ -135,27 +135,27 @@ def test_slow_and_silent_clients(place: tuple[Path, Path]) -> None:
             assert b" 408 " in answer.split(b"\r\n")[0]
             assert b"took longer" in answer
         # one that takes its time between two questions is not cut off in the middle of an answer
-        with httpx.Client(base_url=url) as web:
+        with httpx.Client(base_url=url) as patient:
             for _ in range(3):
-                assert web.get("/api/health").status_code == 200
+                assert patient.get("/api/health").status_code == 200
                 time.sleep(0.2)
         well(url)
-        assert (service.network.size, service.uploads.used) == (0, 0)
+        assert (web.service.network.size, web.service.uploads.used) == (0, 0)
 
 
-def test_clients_that_leave(place: tuple[Path, Path]) -> None:
+def test_clients_that_leave(gallery: Gallery) -> None:
     data = drawn()
     body = PART + data + b"\r\n--b--\r\n"
-    with service_for(place[0], queue=3) as service, in_thread(service) as (url, _):
+    with web_for(gallery.index, queue=3) as web, in_thread(web.service) as (url, _):
         for number in range(40):
             sock = connected(url)
             sent = body if number % 2 else body[: len(body) // 2]  # the whole picture, or half of it
             sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + sent)
             sock.close()
         deadline = time.monotonic() + 20
-        while (service.network.size or service.uploads.used) and time.monotonic() < deadline:
+        while (web.service.network.size or web.service.uploads.used) and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert (service.network.size, service.uploads.used) == (0, 0)
+        assert (web.service.network.size, web.service.uploads.used) == (0, 0)
         well(url)
 
 
@@ -203,9 +203,11 @@ def ended_well(running: Serving, code: int = 0, number: signal.Signals = signal.
     return err
 
 
-def test_ctrl_c_ends_a_server_with_a_token(place: tuple[Path, Path]) -> None:
+def test_ctrl_c_ends_a_server_with_a_token(gallery: Gallery) -> None:
     with (
-        Serving("serve", place[0].parent, "--port", "0", FINESIGHT_TOKEN="a/word&more") as running,  # a run: its index
+        Serving(
+            "serve", gallery.index.parent, "--port", "0", FINESIGHT_TOKEN="a/word&more"
+        ) as running,  # a run: its index
         httpx.Client(follow_redirects=True) as browser,
     ):
         address, _, word = running.url.partition("?token=")
@@ -220,8 +222,8 @@ def test_ctrl_c_ends_a_server_with_a_token(place: tuple[Path, Path]) -> None:
     assert "Warning" not in err
 
 
-def test_ctrl_c_twice_in_the_middle_of_an_upload_to_everyone(place: tuple[Path, Path]) -> None:
-    with Serving("serve", place[0], "--port", "0", "--host", "0.0.0.0") as running, connected(running.url) as slow:
+def test_ctrl_c_twice_in_the_middle_of_an_upload_to_everyone(gallery: Gallery) -> None:
+    with Serving("serve", gallery.index, "--port", "0", "--host", "0.0.0.0") as running, connected(running.url) as slow:
         slow.sendall(HEAD + b"Content-Length: 1000\r\n\r\n" + PART)
         well(running.url)
         running.send(signal.SIGINT)
@@ -232,8 +234,8 @@ def test_ctrl_c_twice_in_the_middle_of_an_upload_to_everyone(place: tuple[Path, 
     assert "--token" in err
 
 
-def test_the_index_is_brought_up_to_date_meanwhile(place: tuple[Path, Path], tmp_path: Path) -> None:
-    index, images = copied(*place, tmp_path)
+def test_the_index_is_brought_up_to_date_meanwhile(gallery: Gallery, tmp_path: Path) -> None:
+    index, images = copy_gallery(gallery, tmp_path)
     (images / "new.png").write_bytes(drawn(seed=500))
     with Serving("serve", index, "--port", "0", "--update", images, "--quiet") as running:
         deadline = time.monotonic() + 30
@@ -249,9 +251,9 @@ def test_the_index_is_brought_up_to_date_meanwhile(place: tuple[Path, Path], tmp
     assert "1 added" in err
 
 
-def test_what_cannot_be_served(place: tuple[Path, Path], tmp_path: Path) -> None:
+def test_what_cannot_be_served(gallery: Gallery, tmp_path: Path) -> None:
     with bind("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
-        refused(command("serve", place[0], "--port", port), f"Port {port} of 127.0.0.1 is taken")
+        refused(command("serve", gallery.index, "--port", port), f"Port {port} of 127.0.0.1 is taken")
     refused(command("serve", tmp_path / "nothing", "--port", "0"), "no index")
-    refused(command("serve", place[0], "--port", "0", "--token", "two words"), "--token")
+    refused(command("serve", gallery.index, "--port", "0", "--token", "two words"), "--token")
