@@ -86,14 +86,13 @@ def filled_index(folder: Path, vectors: Array, **limits: Any) -> FaissIndex:
 
 
 def contents(index: Index) -> dict[str, tuple[object, ...]]:
-    """All an index holds, by path: two of the same images must agree."""
+    """Return all an index holds, by path: two of the same images must agree."""
     found = {}
     for space in index.meta.spaces:
-        for ids, rows in index.blocks(space, rows=7):
-            for number, row in zip(ids.tolist(), rows, strict=True):
-                one = index.item(number)
+        for ids, rows in index.blocks(space, rows=70):
+            for one, row in zip(index.items(ids.tolist()), rows, strict=True):
                 assert one is not None
-                facts = found.setdefault(one.path, (number, one.bytes, one.mtime_ns, one.width, one.mask.tobytes()))
+                facts = found.setdefault(one.path, (one.id, one.bytes, one.mtime_ns, one.width, one.mask.tobytes()))
                 found[one.path] = (*facts, row.tobytes())
     return found
 

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from finesight.errors import FineSightError
     from finesight.explain.explainer import Explainer
     from finesight.features.encoder import Encoder
-    from finesight.search.functions import open_index, search_images
+    from finesight.search.searcher import open_index, search_images
 
 __all__ = [
     "Encoder",
@@ -38,8 +38,8 @@ _HOMES = {
     "FineSightError": "finesight.errors",
     "evaluate": "finesight.api",
     "load": "finesight.api",
-    "open_index": "finesight.search.functions",
-    "search_images": "finesight.search.functions",
+    "open_index": "finesight.search.searcher",
+    "search_images": "finesight.search.searcher",
     "train": "finesight.api",
 }
 

@@ -261,7 +261,7 @@ def test_killed_again_and_again(run: Path, embedder: Counting, folder: Path, tmp
     start_server()
     context = multiprocessing.get_context("forkserver")
     dice, sizes = random.Random(0), []
-    for _ in range(12):
+    for _ in range(5):
         process = context.Process(target=update_slowly, args=(str(where), str(run), str(folder)), daemon=True)
         process.start()
         deadline = time.monotonic() + 60

@@ -237,21 +237,6 @@ def test_a_page_of_many_groups_stays_small(tmp_path: Path) -> None:
     assert "30 smaller groups are not on this page" in page
 
 
-def test_purity_of_drawn_look_alikes(birds: Path, record_property: pytest.RecordProperty) -> None:
-    """Reported, not required: with an untrained network clusters need not be classes. Better than one cluster it is."""
-    source = open_source(birds)
-    names = [source.classes[label] for label in source.labels.tolist()]
-    pixels = np.stack(
-        [np.asarray(Image.open(source.file(n)).resize((8, 8)), np.float32).ravel() for n in range(len(source))]
-    )
-    pixels -= pixels.mean(0)
-    vectors = (pixels / np.linalg.norm(pixels, axis=1, keepdims=True)).astype(np.float32)
-    centers = kmeans(vectors, first_centers(vectors, len(set(names)), np.random.default_rng(0)))
-    share = purity((vectors @ centers.T).argmax(1).tolist(), names)
-    record_property("purity", share)
-    assert share >= purity([0] * len(names), names)
-
-
 class Growing(FaissIndex):
     """Gets two more images after all were read once."""
 

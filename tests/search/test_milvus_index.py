@@ -29,10 +29,10 @@ from finesight.search.milvus_index import MilvusIndex, MilvusLimits
 
 def test_a_graph_and_small_pages(tmp_path: Path) -> None:
     """A graph instead of exact search, as in a server: its recall is measured, and many pages hold everything."""
-    vectors = units(1200, clusters=30)
+    vectors = units(600, clusters=15)
     limits = MilvusLimits(page_rows=100)
     index = MilvusIndex.create(str(tmp_path / "graph.db"), meta(), tmp_path, kind="HNSW", limits=limits)
-    index.add(batch(list(range(1, 1201)), vectors))
+    index.add(batch(list(range(1, 601)), vectors))
     index.finish()
     facts = index.facts()
     assert facts["kind"] == "hnsw"
@@ -40,11 +40,11 @@ def test_a_graph_and_small_pages(tmp_path: Path) -> None:
     assert facts["recall_at_10"] >= 0.97
     assert facts["place"] == str(tmp_path / "graph.db")
     found = index.search(vectors[:3], 10, SPACES[0])[1]
-    exact = [nearest(vector, vectors, list(range(1, 1201)), 10)[1] for vector in vectors[:3]]
+    exact = [nearest(vector, vectors, list(range(1, 601)), 10)[1] for vector in vectors[:3]]
     assert np.mean([len(set(a.tolist()) & set(b)) / 10 for a, b in zip(found, exact, strict=True)]) >= 0.9
-    index.remove(np.arange(1, 1001))
-    assert index.list_items().ids.tolist() == list(range(1001, 1201))
-    assert np.array_equal(index.vectors(np.arange(1001, 1201), SPACES[0]), vectors[1000:])
+    index.remove(np.arange(1, 401))
+    assert index.list_items().ids.tolist() == list(range(401, 601))
+    assert np.array_equal(index.vectors(np.arange(401, 601), SPACES[0]), vectors[400:])
     index.close()
     strict = MilvusIndex.open(str(tmp_path / "graph.db"), MilvusLimits(min_recall=1.01))
     assert strict.facts()["recall_at_10"] == facts["recall_at_10"]  # what was measured is kept

@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +16,7 @@ from finesight.errors import FineSightError
 from finesight.features.types import Floats
 
 Ids = NDArray[np.int64]
+FORMAT = 1
 
 
 class IndexMeta(BaseModel):
@@ -22,7 +24,7 @@ class IndexMeta(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    format: int = 1
+    format: int = FORMAT
     fingerprint: str  # of the encoder: its configuration and weights
     method: str
     resolution: int
@@ -30,6 +32,17 @@ class IndexMeta(BaseModel):
     dimension: int
     root: str  # the folder that paths are relative to, absolute
     run: str  # where the encoder was when the index was made, absolute
+
+    @classmethod
+    def parse(cls, text: str, name: str) -> Self:
+        """Parse what the index ``name`` keeps; raise ``FineSightError`` if it is damaged or of another format."""
+        try:
+            meta = cls.model_validate_json(text)
+        except ValueError as error:
+            raise FineSightError(f"{name} is no FineSight index, or damaged or of another version: {error}") from error
+        if meta.format != FORMAT:
+            raise FineSightError(f"{name} has format {meta.format}; this version reads {FORMAT}.")
+        return meta
 
 
 @dataclass(frozen=True)

@@ -81,23 +81,10 @@ def cluster(
     sample: int | None = None,
     tell: Progress | None = None,
 ) -> Clustering:
-    """Cluster the images of an index; the same index and seed give the same clusters.
+    """Cluster the images of an index by the features of ``space``; the same seed gives the same clusters.
 
-    Parameters
-    ----------
-    count
-        Number of clusters, for k-means only; by default √(n/2), at most 200.
-    space
-        Pooling whose features are clustered; by default the first of the index.
-    sample
-        Most images that are learned from; by default as many as fit in memory, for HDBSCAN 10,000.
-    tell
-        Called with the images assigned and their total.
-
-    Raises
-    ------
-    FineSightError
-        If the index is empty, or the method or the count makes no sense.
+    ``count`` is for k-means, by default √(n/2) and at most 200. At most ``sample`` images are learned from, by default
+    as many as fit in memory. An empty index, or a method or count that makes no sense, raises ``FineSightError``.
     """
     if method not in METHODS:
         raise unknown("way to cluster", method, METHODS)

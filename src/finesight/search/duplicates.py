@@ -4,16 +4,13 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
 from finesight.data.decode import read_image
 from finesight.data.image_hash import content_hash, group_duplicates, merge_groups, perceptual_hash
 from finesight.errors import FineSightError, SkipImage
-from finesight.features.types import Floats
 from finesight.search.base import Ids, Index, IndexItem
 from finesight.search.clusters import Progress
 from finesight.search.image_files import item_file
@@ -52,51 +49,34 @@ def find_duplicates(
     places = np.argsort(known.ids)
     contents = _contents(index.meta.root, known.paths[places].tolist(), known.bytes[places])
     group = group_duplicates(contents, [None] * len(contents))
-    _join_by_features(
-        index, space, threshold, known.ids[places], group, tell or (lambda done, total: None), held_numbers, rows
-    )
+    held = max(1, held_numbers // index.meta.dimension)
+    _merge_similar(index, space, threshold, known.ids[places], group, held, rows, tell or (lambda done, total: None))
     members = _members(group)
     found = [_group(index, space, known.ids[places][one], [contents[i] for i in one.tolist()]) for one in members]
     return sorted(filter(None, found), key=lambda one: (-len(one.items), one.items[0].path))
 
 
-def _join_by_features(
-    index: Index,
-    space: str,
-    threshold: float,
-    ids: Ids,
-    group: NDArray[np.int64],
-    tell: Progress,
-    held_numbers: int,
-    block_rows: int,
+def _merge_similar(
+    index: Index, space: str, threshold: float, ids: Ids, group: Ids, held: int, rows: int, tell: Progress
 ) -> None:
-    """Join, in ``group``, images with a cosine of at least ``threshold``. ``ids`` are all, ascending.
+    """Merge, in ``group``, images with a cosine of at least ``threshold``. ``ids`` are all, ascending.
 
-    Some vectors are held while all are read in blocks; then the next are held. Each pair is met once or twice.
+    ``held`` vectors are in memory while all are read, ``rows`` at a time; then the next are held.
     """
-    held = max(1, held_numbers // index.meta.dimension)
-    edges = [*range(0, len(ids), held), len(ids)]
-    for turn, (start, end) in enumerate(pairwise(edges)):
-        mine = index.vectors(ids[start:end], space)
-        for block, rows in index.blocks(space, block_rows):
+    starts = range(0, len(ids), held)
+    for turn, start in enumerate(starts):
+        mine = index.vectors(ids[start : start + held], space)
+        for block, vectors in index.blocks(space, rows):
             there = np.searchsorted(ids, block)
             sure = (there < len(ids)) & (there >= start)  # with earlier ones they were compared when those were held
             sure[sure] = ids[there[sure]] == block[sure]  # the index may have grown meanwhile
-            _join_near(group, mine, start, rows[sure], there[sure], threshold, block_rows)
-            tell(turn * len(ids) + min(int(there.max(initial=0)) + 1, len(ids)), (len(edges) - 1) * len(ids))
+            for first in range(0, len(mine), rows):
+                left, right = np.nonzero(mine[first : first + rows] @ vectors[sure].T >= threshold)
+                one, two = start + first + left, there[sure][right]
+                if (one != two).any():
+                    merge_groups(group, one[one != two], two[one != two])
+            tell(turn * len(ids) + min(int(there.max(initial=0)) + 1, len(ids)), len(starts) * len(ids))
     tell(1, 1)
-
-
-def _join_near(
-    group: NDArray[np.int64], mine: Floats, start: int, rows: Floats, there: Ids, threshold: float, step: int
-) -> None:
-    """Join held images from position ``start``, (h, D), and images at the positions ``there``, (r, D) and (r,)."""
-    for first in range(0, len(mine), step):
-        scores = mine[first : first + step] @ rows.T  # (≤ step, r)
-        left, right = np.nonzero(scores >= threshold)
-        other = start + first + left != there[right]
-        if other.any():
-            merge_groups(group, start + first + left[other], there[right[other]])
 
 
 def _contents(root: str, paths: list[str], sizes: Ids) -> list[bytes | None]:
@@ -113,7 +93,7 @@ def _content(root: str, path: str) -> bytes | None:
     return None
 
 
-def _members(group: NDArray[np.int64]) -> list[NDArray[np.int64]]:
+def _members(group: Ids) -> list[Ids]:
     """Return the positions of each group that has several."""
     order = np.argsort(group, kind="stable")
     begins = np.flatnonzero(np.diff(group[order], prepend=-1))

@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Self
 
 import numpy as np
-from pydantic import ValidationError
 
 from finesight.data.decode import explain_os_errors
 from finesight.errors import FineSightError
@@ -33,7 +32,6 @@ from finesight.search.snapshot import Snapshot
 from finesight.search.structures import FaissLimits, fit_structure
 
 META, ITEMS, ENCODER, LOCK = "index.json", "items.db", "encoder", "lock"
-FORMAT = 1
 RUN_INDEX = "index"  # folder of a run that its index is in
 MAX_DEAD_SHARE = 0.2  # of rows that no item owns; above it the vector files are written anew
 
@@ -276,14 +274,12 @@ def find_index_folder(where: str | Path) -> Path:
 
 def _read_meta(folder: Path) -> IndexMeta:
     try:
-        meta = IndexMeta.model_validate_json((folder / META).read_text())
+        text = (folder / META).read_text()
     except FileNotFoundError:
         raise FineSightError(f"There is no index in {folder}. Make one with `finesight index`.") from None
-    except (OSError, ValueError, ValidationError) as error:
-        raise FineSightError(f"The index in {folder} is damaged or of another version: {error}") from error
-    if meta.format != FORMAT:
-        raise FineSightError(f"The index in {folder} has format {meta.format}; this version reads {FORMAT}.")
-    return meta
+    except (OSError, ValueError) as error:
+        raise FineSightError(f"The index in {folder} is damaged or cannot be read: {error}") from error
+    return IndexMeta.parse(text, f"The index in {folder}")
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -11,13 +11,12 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
-from pydantic import ValidationError
 
 from finesight.errors import FineSightError
 from finesight.features.encoder_folder import encoder_folder, fingerprint
@@ -40,7 +39,6 @@ from finesight.search.milvus_entities import (
     vector_field,
 )
 
-FORMAT = 1
 FACTS = "finesight.facts"  # a property of the collection
 EFFORTS = (64, 128, 256, 512, 1024, 2048)  # candidates of a graph, tried in turn until the recall is reached
 QUERY_IMAGES = 3000  # images that the queries of the recall are taken from
@@ -70,36 +68,32 @@ class MilvusIndex(Index):
         self.address, self.limits = address, limits
         self._client, self._open = client, True
         self._held_facts: tuple[float, dict[str, Any]] = (float("-inf"), {})
-        with milvus_errors(address):
-            if not client.has_collection(address.collection):
-                raise FineSightError(f"There is no index {address.shown}. Make one with `finesight index`.")
-            self.meta = self._read_meta()
-            client.load_collection(address.collection)
+        if not client.has_collection(address.collection):
+            raise FineSightError(f"There is no index {address.shown}. Make one with `finesight index`.")
+        self.meta = self._read_meta()
+        client.load_collection(address.collection)
 
     @classmethod
     def open(cls, where: str, limits: MilvusLimits | None = None) -> Self:
         """Connect to an index; raise ``FineSightError`` if there is none or it cannot be reached."""
-        address, limits = Address.parse(where), limits or MilvusLimits()
+        address = Address.parse(where)
         if address.lite and not os.path.exists(address.uri):
             raise FineSightError(f"There is no index {address.shown}. Make one with `finesight index`.")
-        return cls._wrap(address, connections.open(address, limits.timeout), limits)
+        return cls._connect(address, limits)
 
     @classmethod
     def create(
         cls, where: str, meta: IndexMeta, encoder: Path, *, kind: str = "", limits: MilvusLimits | None = None
     ) -> Self:
         """Make an empty index. A collection holds no files: the encoder stays where it is, in the run."""
-        address, limits = Address.parse(where), limits or MilvusLimits()
-        client = connections.open(address, limits.timeout)
-        try:
-            with milvus_errors(address):
-                if client.has_collection(address.collection):
-                    raise FineSightError(f"There is an index {address.shown} already.")
-                make_collection(client, address, meta, kind or ("FLAT" if address.lite else "HNSW"))
-        except BaseException:
-            connections.close(address, client)
-            raise
-        return cls._wrap(address, client, limits)
+        address = Address.parse(where)
+
+        def prepare(client: Any) -> None:
+            if client.has_collection(address.collection):
+                raise FineSightError(f"There is an index {address.shown} already.")
+            make_collection(client, address, meta, kind or ("FLAT" if address.lite else "HNSW"))
+
+        return cls._connect(address, limits, prepare)
 
     @classmethod
     def exists(cls, where: str) -> bool:
@@ -114,9 +108,15 @@ class MilvusIndex(Index):
             connections.close(address, client)
 
     @classmethod
-    def _wrap(cls, address: Address, client: Any, limits: MilvusLimits) -> Self:
+    def _connect(
+        cls, address: Address, limits: MilvusLimits | None, prepare: Callable[[Any], None] = lambda client: None
+    ) -> Self:
+        limits = limits or MilvusLimits()
+        client = connections.open(address, limits.timeout)
         try:
-            return cls(address, client, limits)
+            with milvus_errors(address):
+                prepare(client)
+                return cls(address, client, limits)
         except BaseException:
             connections.close(address, client)
             raise
@@ -125,18 +125,7 @@ class MilvusIndex(Index):
         """Read how the index was made. It is kept twice: Milvus Lite loses descriptions, some servers properties."""
         described = self._client.describe_collection(self.address.collection)
         text = described.get("properties", {}).get(META) or described.get("description", "")
-        try:
-            meta = IndexMeta.model_validate_json(text)
-        except ValidationError:
-            raise FineSightError(
-                f"The collection {self.address.shown} is no FineSight index, or one of another version: give another "
-                "name."
-            ) from None
-        if meta.format != FORMAT:
-            raise FineSightError(
-                f"The index {self.address.shown} has format {meta.format}; this version reads {FORMAT}."
-            )
-        return meta
+        return IndexMeta.parse(text, f"The collection {self.address.shown}")
 
     # --- reading --------------------------------------------------------------------------------------------------
 

@@ -14,8 +14,9 @@ from finesight.features.embedder import unit
 from finesight.features.preprocess import Picture, check_box, picture_view
 from finesight.features.types import Box, Embedder, Embedding, Floats, View
 from finesight.nn.poolings import find_pooling
+from finesight.search import engines
 from finesight.search.base import Hit, Ids, Index
-from finesight.search.open_embedder import require_same
+from finesight.search.open_embedder import open_embedder, require_same
 
 POOL, MIN_POOL, MAX_POOL = 5, 50, 1000  # candidates for diverse hits: so many for each hit, within these limits
 MAX_HITS = 10_000  # of one search
@@ -154,3 +155,31 @@ def diversify(scores: Floats, vectors: Floats, k: int, diversity: float) -> Ids:
         alike = vectors @ vectors[chosen]
         nearest = alike if len(order) == 1 else np.maximum(nearest, alike)
     return np.array(order, np.int64)
+
+
+def open_index(where: str | Path, engine: str = "torch") -> Searcher:
+    """Open an index for searching: a folder, a run that has one, ``milvus://host:port/collection`` or ``FILE.db``.
+
+    Raises ``FineSightError`` if there is none or its encoder cannot be loaded.
+    """
+    index = engines.open_index(where)
+    return Searcher(index, open_embedder(engine, index))
+
+
+def search_images(
+    where: str | Path,
+    image: Picture,
+    k: int = 10,
+    *,
+    by: str | None = None,
+    box: Box | None = None,
+    diversity: float = 0.0,
+    min_score: float | None = None,
+    engine: str = "torch",
+) -> tuple[Hit, ...]:
+    """Return the images of an index that look most like ``image``. For many searches use ``open_index`` once."""
+    searcher = open_index(where, engine)
+    try:
+        return searcher.by_picture(image, k, by=by, box=box, diversity=diversity, min_score=min_score).hits
+    finally:
+        searcher.index.close()
