@@ -137,7 +137,7 @@ def test_an_empty_folder_and_missing_parents_will_do(tmp_path: Path) -> None:
 # --- beginnings and ends ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("left", [".lock", ".config.yaml.tmp"])
+@pytest.mark.parametrize("left", [".lock", ".config.yaml.tmp", ".config.yaml.123.tmp.yaml"])
 def test_killed_while_it_began(tmp_path: Path, left: str) -> None:
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / left).write_text("data: bir")
@@ -155,7 +155,7 @@ def test_killed_while_it_was_cleared(tmp_path: Path, monkeypatch: pytest.MonkeyP
         rmtree(path)
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("finesight.training.run_folder.shutil.rmtree", killed)
+    monkeypatch.setattr(shutil, "rmtree", killed)
     with pytest.raises(KeyboardInterrupt):
         enter(run.root, config(seed=1), restart=True)
     monkeypatch.undo()

@@ -6,7 +6,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TypeVar
 
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    ProgressColumn,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 from finesight.io.console import console
 
@@ -14,10 +21,10 @@ T = TypeVar("T")
 PhaseProgress = Callable[[str, int, int], None]  # phase, done, total (0: not known)
 
 
-def progress_bar(show: bool = True) -> Progress:
-    """Return a bar that shows a description, how much is done and the time left."""
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=console, transient=True, disable=not show)
+def progress_bar(show: bool = True, *columns: ProgressColumn, transient: bool = True) -> Progress:
+    """Return a bar with the columns; by default a description, how much is done and the time left."""
+    default = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    return Progress(*(columns or default), console=console, transient=transient, disable=not show)
 
 
 def track(items: Iterable[T], total: int, what: str, *, show: bool = True) -> Iterable[T]:

@@ -10,9 +10,10 @@ from typing import Any
 
 import lightning as L
 import torch
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
+from finesight.io.console import console
+from finesight.io.progress import progress_bar
 from finesight.training.batches import Batch
 from finesight.training.checkpoints import save_checkpoint
 from finesight.training.health import collapse_warning
@@ -47,13 +48,12 @@ class Journal(L.Callback):
     def __init__(
         self,
         log: MetricsLog,
-        console: Console,
         *,
         log_every: int,
         validate: Callable[[], dict[str, float]] | None,
         validate_every: int,
     ) -> None:
-        self.record, self.console, self.log_every = log, console, log_every
+        self.record, self.log_every = log, log_every
         self.validate, self.validate_every = validate, validate_every
         self.warned = False
 
@@ -70,7 +70,7 @@ class Journal(L.Callback):
             self.record.write(step, done / per_epoch, values)
         if not self.warned and done >= WARN_AFTER and (warning := collapse_warning(values)):
             self.warned = True
-            self.console.print(f"[yellow]{warning}[/yellow]")
+            console.print(f"[yellow]{warning}[/yellow]")
 
     def _validation_due(self, done: int, per_epoch: int, epochs: int) -> bool:
         epoch, rest = divmod(done, per_epoch)
@@ -80,15 +80,16 @@ class Journal(L.Callback):
 class ProgressBar(L.Callback):
     """On rank 0: images per second, time left, and the numbers worth watching."""
 
-    def __init__(self, console: Console, total: int, start: int, batch_size: int) -> None:
-        self.bar = Progress(
+    def __init__(self, total: int, start: int, batch_size: int) -> None:
+        self.bar = progress_bar(
+            True,
             TextColumn("epoch {task.fields[epoch]}"),
             BarColumn(),
             TaskProgressColumn(),
             TextColumn("{task.fields[rate]:.0f} images/s · loss {task.fields[loss]:.3f} ·"),
             TimeRemainingColumn(),
             TextColumn("left"),
-            console=console,
+            transient=False,
         )
         self.task = self.bar.add_task("train", total=total, completed=start, epoch="", rate=0.0, loss=float("nan"))
         self.start, self.batch_size, self.began = start, batch_size, time.monotonic()

@@ -12,6 +12,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model
 from finesight.data.named_path import absolute_named_path
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
+from finesight.io.atomic import write_atomic
 from finesight.io.console import console
 from finesight.methods.base import OBJECTIVES, Method, ObjectiveConfig, find_method
 from finesight.nn.backbone_config import BackboneConfig
@@ -282,7 +283,10 @@ def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def read_yaml(file: Path) -> dict[str, Any]:
-    """A configuration file as a nested table."""
+    """Return a configuration file as a nested table.
+
+    Raises FineSightError if it cannot be read or is not a table.
+    """
     try:
         values = yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
@@ -293,4 +297,5 @@ def read_yaml(file: Path) -> dict[str, Any]:
 
 
 def write_yaml(config: BaseModel, file: Path) -> None:
-    file.write_text(yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False), encoding="utf-8")
+    """Write the configuration to ``file``, whole or not at all."""
+    write_atomic(file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import csv
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 from torch.utils.tensorboard import SummaryWriter
+
+from finesight.io.atomic import atomic_path
 
 STEP = "step"
 
@@ -18,12 +19,10 @@ class MetricsLog:
     def __init__(self, file: Path, names: Sequence[str], events: Path, start: int) -> None:
         self.names = [STEP, "epoch", *names]
         kept = [row for row in read_metrics(file) if int(row[STEP]) < start]
-        scratch = file.with_name(f".{file.name}.tmp")
-        with scratch.open("w", newline="", encoding="utf-8") as stream:
+        with atomic_path(file) as scratch, scratch.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.DictWriter(stream, self.names, extrasaction="ignore")
             writer.writeheader()
             writer.writerows(kept)
-        os.replace(scratch, file)
         self._stream = file.open("a", newline="", encoding="utf-8")
         self._writer = csv.DictWriter(self._stream, self.names)
         self._events = SummaryWriter(str(events), purge_step=start)
@@ -40,7 +39,7 @@ class MetricsLog:
 
 
 def read_metrics(file: Path) -> list[dict[str, str]]:
-    """The rows of a metrics.csv; a last line cut short by a crash is dropped."""
+    """Return the rows of a metrics.csv without a last line that a crash cut short."""
     if not file.exists():
         return []
     with file.open(newline="", encoding="utf-8") as stream:
@@ -48,7 +47,7 @@ def read_metrics(file: Path) -> list[dict[str, str]]:
 
 
 def metric_series(file: Path) -> dict[str, list[tuple[float, float]]]:
-    """Name -> (step, value) points, for curves."""
+    """Return the points (step, value) of each metric, for curves."""
     series: dict[str, list[tuple[float, float]]] = {}
     for row in read_metrics(file):
         for name, value in row.items():

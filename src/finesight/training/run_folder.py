@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import fcntl
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 from finesight.errors import FineSightError
+from finesight.io.lock import Busy, acquire
 from finesight.training.config import TrainConfig, build_config, flat, read_yaml, write_yaml
 
 CONTENTS = (
@@ -25,7 +25,7 @@ CONTENTS = (
     "probe",
     "config.yaml",  # last: while it is there, what is left of the others is a run's
 )
-BEGINNINGS = (".lock", ".config.yaml.tmp")  # what a run killed at once leaves
+BEGINNINGS = (".lock", ".config.yaml.")  # what a run killed at once leaves: these, or names that begin so
 
 
 class RunFolder:
@@ -45,14 +45,15 @@ class RunFolder:
         self.classes = root / "evaluation-classes.csv"
 
     def enter(self, config: TrainConfig, *, restart: bool) -> None:
-        """Make the locked folder ready: new, continued (same configuration) or, when asked, begun anew."""
+        """Make the locked folder ready: new, continued, or begun anew with ``restart``.
+
+        Raises FineSightError if it holds a run with another configuration and ``restart`` is off.
+        """
         if self._begun() and not restart:
             self._require_same(config)
             return
         self._clear()
-        scratch = self.root / ".config.yaml.tmp"
-        write_yaml(config, scratch)
-        scratch.replace(self.config_file)
+        write_yaml(config, self.config_file)
 
     def config(self) -> TrainConfig:
         if not self.config_file.exists():
@@ -61,39 +62,40 @@ class RunFolder:
 
     @contextmanager
     def locked(self) -> Iterator[None]:
-        """Two processes must not train in one folder, and none in a folder that is not a run's."""
+        """Hold the lock of the folder, which is made if need be.
+
+        Raises FineSightError if another process trains in it, or if it holds something that is not a run.
+        """
         self._refuse_foreign()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
-            handle = (self.root / ".lock").open("w")
+            handle = acquire(self.root / ".lock")
+        except Busy:
+            raise FineSightError(
+                f"Another process is training in {self.root}: wait for it or use another --out."
+            ) from None
         except OSError as error:
             raise FineSightError(f"--out {self.root} cannot be written to: {error}") from error
         with handle:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise FineSightError(
-                    f"Another process is training in {self.root}: wait for it or use another --out."
-                ) from None
             yield
 
     def _refuse_foreign(self) -> None:
-        """Nothing of another program's is written to or removed, --restart or not."""
+        """Raise FineSightError if the folder holds files of another program."""
         if self.root.exists() and not self.root.is_dir():
             raise FineSightError(f"{self.root} is a file: --out must be a folder.")
         names = {path.name for path in self.root.iterdir()} if self.root.exists() else set()
-        if not names <= {*BEGINNINGS} and not self._is_run():
+        if not all(name.startswith(BEGINNINGS) for name in names) and not self._is_run():
             raise FineSightError(f"{self.root} is not empty and holds no run: give --out a new folder.")
 
     def _is_run(self) -> bool:
-        """By what config.yaml says: other programs have files of that name too."""
+        """Return whether its config.yaml is one of ours: other programs have files of that name too."""
         try:
             return {"data", "method", "objective"} <= read_yaml(self.config_file).keys()
         except FineSightError:
             return False
 
     def _begun(self) -> bool:
-        """Whether there is anything to lose: a command that failed before its first step may be corrected freely."""
+        """Return whether there is anything to lose: a command that failed before its first step may be corrected."""
         return any(path.exists() for path in (self.metrics_file, self.checkpoints, self.encoder, self.best_encoder))
 
     def _clear(self) -> None:

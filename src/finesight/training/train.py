@@ -192,14 +192,13 @@ def _fit(
         validate = _validator(config, runtime, run, module, cache, held_out)
         journal = Journal(
             log,
-            console,
             log_every=runtime.log_every,
             validate=validate,
             validate_every=config.validation.every_n_epochs,
         )
         watchers.insert(0, journal)  # a saved step is a logged one
         if runtime.progress:
-            watchers.append(ProgressBar(console, batches.total, start, config.batch_size))
+            watchers.append(ProgressBar(batches.total, start, config.batch_size))
     trainer.callbacks += watchers  # type: ignore[attr-defined]
     try:
         if len(batches):
