@@ -66,18 +66,6 @@ def test_a_constant_map_is_a_box_of_everything_and_the_others_keep_theirs(value:
     np.testing.assert_allclose(boxes[1], reference.box(maps[1].double().numpy(), 0.1, 32), atol=1e-7)
 
 
-@pytest.mark.parametrize("cell", [(0, 0), (0, 6), (6, 0), (6, 6), (3, 0), (0, 2), (3, 4)])
-def test_a_single_hot_cell_is_boxed_with_the_pixels_its_slope_reaches(cell: tuple[int, int]) -> None:
-    """Between two cells a map falls evenly from 1 to 0: at 0.1 it is nine tenths of the way to the neighbor."""
-    hot, resolution = torch.zeros(1, 7, 7), 7 * 32
-    hot[0, cell[0], cell[1]] = 2.5
-    top, left, bottom, right = (7 * boxes_of(hot, 0.1, resolution)[0]).tolist()  # in cells
-    for place, low, high in ((cell[0], top, bottom), (cell[1], left, right)):
-        center = place + 0.5
-        assert low == 0 if place == 0 else abs(low - (center - 0.9)) < 1 / 32
-        assert high == 7 if place == 6 else abs(high - (center + 0.9)) < 1 / 32
-
-
 def test_the_box_holds_all_that_is_above_and_touches_it_on_every_side() -> None:
     maps = torch.zeros(1, 8, 8)
     maps[0, 2, 1], maps[0, 5, 6], maps[0, 3, 3] = 0.6, 1.0, 0.05
@@ -92,12 +80,6 @@ def test_a_peak_that_coarse_pixels_miss_is_a_box_of_everything() -> None:
     maps[0, 0, 0], maps[1, 2, 2] = 1.0, 1.0  # pixels of a quarter lie between the second and third of four cells
     found = boxes_of(maps, 0.1, 2).tolist()
     assert found == [list(EVERYTHING), [0.0, 0.0, 0.5, 0.5]]
-
-
-def test_what_is_exactly_at_the_threshold_is_outside() -> None:
-    maps = torch.tensor([[[0.0, 0.5], [1.0, 0.0]]])
-    assert boxes_of(maps, 0.5, 2)[0].tolist() == [0.5, 0.0, 1.0, 0.5]
-    assert boxes_of(maps, 0.49, 2)[0].tolist() == list(EVERYTHING)
 
 
 def test_a_box_does_not_depend_on_the_scale_of_its_map_or_on_other_maps() -> None:
@@ -137,18 +119,6 @@ def test_a_steady_hand_begins_half_way_between_the_edges() -> None:
     expected = expected_edges(boxes, sizes, crop).mean(2)
     np.testing.assert_allclose(found.numpy(), expected, atol=1e-3)
     assert expected.std() > 10
-
-
-def test_a_small_beta_begins_at_the_edges() -> None:
-    """And of a small one nearly always zero or one, each as often."""
-    boxes, sizes, crop = arranged(2000)
-    found = focused_corners(boxes, sizes, crop, 0.01, seeded()).numpy()
-    edges = expected_edges(boxes, sizes, crop)
-    apart = edges[..., 1] - edges[..., 0] > 1
-    nearest = np.abs(edges - found[..., None]).min(2)
-    assert (nearest[apart] < 1e-6).mean() > 0.75
-    at_high = np.abs(edges[..., 1] - found)[apart] < 1e-6
-    assert 0.35 < at_high.mean() < 0.5
 
 
 @pytest.mark.parametrize("beta", [1e-6, 1e-3])
@@ -277,14 +247,6 @@ def test_nothing_but_where_crops_begin_depends_on_the_boxes() -> None:
     for other in drawn[1:]:
         assert not torch.equal(other["crop"], drawn[0]["crop"])
         assert {name for name in other if not torch.equal(other[name], drawn[0][name])} == {"crop"}
-
-
-def test_a_row_does_not_depend_on_the_boxes_of_the_others() -> None:
-    sizes, boxes, others = random_sizes(40), random_boxes(40), random_boxes(40, 1)
-    others[7] = boxes[7]
-    first, second = (focused(ViewConfig(), sizes, seeded(), these, 0.6).crop for these in (boxes, others))
-    assert torch.equal(first[7], second[7])
-    assert not torch.equal(first, second)
 
 
 # --- settings -----------------------------------------------------------------------------------------------------

@@ -14,7 +14,7 @@ from torch import Tensor
 from finesight.data.cache import DecodedCache, open_cache
 from finesight.data.sources import open_source
 from finesight.data.views import PlaceCrops, ViewConfig, apply_views, crop_resize_flip, sample_params
-from finesight.paper.objects.boxes import NO_BOX, place_in_boxes
+from finesight.paper.objects.boxes import place_in_boxes
 from finesight.paper.objects.compose import BACKDROP, GRAY, PasteParams, crop_maps, sample_paste, usable
 from finesight.paper.objects.scene import Backdrop, Scene
 from finesight.training.batches import Batches
@@ -104,21 +104,6 @@ def test_without_maps_a_view_is_what_sample_and_apply_make(focused: bool) -> Non
     for _ in range(2):  # and the generator is left where it would have been
         expected = apply_views(kind, canvas, sample_params(kind, sizes, other, focus(boxes, 0.6)))
         assert torch.equal(scene.view(kind, generator), expected)
-
-
-def test_maps_that_nobody_pastes_by_change_nothing() -> None:
-    scene, kind = full_scene(9), ViewConfig(resolution=16)
-    bare = replace(scene, maps=None, backdrop=None, backdrop_maps=None)
-    expected = bare.view(kind, seeded(1))
-    assert torch.equal(scene.view(kind, seeded(1)), expected)
-    assert torch.equal(scene.view(kind, seeded(1), masked=True)[:, :3], expected)
-
-
-def test_boxes_of_a_scene_move_its_crops() -> None:
-    scene, kind = full_scene(9), ViewConfig(resolution=16)
-    unknown = replace(scene, boxes=torch.full((9, 4), NO_BOX))
-    same = (scene.view(kind, seeded()) == unknown.view(kind, seeded())).flatten(1).all(1)
-    assert same.sum() < 5
 
 
 # --- masks --------------------------------------------------------------------------------------------------------
@@ -221,12 +206,6 @@ def test_the_backdrop_of_a_row_is_shown_by_a_view_of_its_own() -> None:
     assert (mine.flip != theirs.flip).any()
     inside = theirs.crop[:, :2] + theirs.crop[:, 2:] <= scene.backdrop.all_sizes
     assert inside.all()
-
-
-def test_pasting_without_backdrops_is_not_done() -> None:
-    scene = full_scene(6, backdrop=None, backdrop_maps=None)
-    kind = ViewConfig(resolution=16, paste=1.0)
-    assert torch.equal(scene.view(kind, seeded()), scene.view(ViewConfig(resolution=16), seeded()))
 
 
 @pytest.mark.parametrize(

@@ -22,12 +22,11 @@ def committed() -> list[dict]:
     return [json.loads((RESULTS / f"seed-{seed}.json").read_text()) for seed in range(5)]
 
 
-def test_the_demo_leaves_scores_and_a_report_and_continues(tmp_path, monkeypatch):
-    small = partial(LookalikesConfig, species=4, train_per_species=8, test_per_species=4, size=48)
-    monkeypatch.setattr(demo, "LookalikesConfig", small)
+def test_the_demo_leaves_scores_and_a_report_and_continues(tmp_path):
+    small = LookalikesConfig(species=4, train_per_species=8, test_per_species=4, size=48)
     quick = {"epochs": 1, "batch_size": 8, "views.resolution": 40}
-    monkeypatch.setattr(demo, "SETTINGS", {**demo.SETTINGS, **quick})
-    first = demo.run_demo(tmp_path, 3, progress=False)
+    run = partial(demo.run_demo, tmp_path, 3, progress=False, drawing=small, settings=quick)
+    first = run()
     assert [row["system"] for row in first.table] == list(demo.SYSTEMS)
     written = json.loads((tmp_path / "seed-3" / "results.json").read_text())
     assert written["scores"].keys() == demo.SYSTEMS.keys()
@@ -41,7 +40,7 @@ def test_the_demo_leaves_scores_and_a_report_and_continues(tmp_path, monkeypatch
     assert all(system in page for system in demo.SYSTEMS)
     encoder = tmp_path / "seed-3" / "lcr" / "encoder" / "encoder.safetensors"
     stamp = encoder.stat().st_mtime_ns
-    again = demo.run_demo(tmp_path, 3, progress=False)
+    again = run()
     assert encoder.stat().st_mtime_ns == stamp  # nothing was trained again
     assert again.results["scores"] == first.results["scores"]
 
@@ -49,7 +48,7 @@ def test_the_demo_leaves_scores_and_a_report_and_continues(tmp_path, monkeypatch
 def test_without_gradient_from_the_branch_lcr_trains_the_encoder_of_moco(tmp_path):
     """What lets one training stand for both in the demo."""
     data = make_lookalikes(tmp_path / "data", LookalikesConfig(species=4, train_per_species=8, size=48))
-    quick = {**demo.SETTINGS, "epochs": 2, "batch_size": 8, "views.resolution": 40, "data": str(data.root)}
+    quick = {**demo.SETTINGS, "epochs": 1, "batch_size": 8, "views.resolution": 40, "data": str(data.root)}
     weights = []
     for method, own in (("moco-v2", {}), ("lcr", demo.RATIONALE), ("lcr", {"rationale.encoder_gradient": 0.05})):
         out = tmp_path / f"run-{len(weights)}"

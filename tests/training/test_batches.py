@@ -51,13 +51,7 @@ def test_every_image_at_most_once_an_epoch_in_full_batches(
         seen = [int(i) for step in steps for i in batches.indices(step)]
         assert len(seen) == len(set(seen)) == (images // batch) * batch
         assert set(seen) <= set(range(images))
-
-
-def test_whole_epoch_sees_every_image_when_the_batch_divides(make: Maker) -> None:
-    batches = make(20)
-    for epoch in range(3):
-        seen = np.concatenate([batches.indices(step) for step in range(epoch * 4, epoch * 4 + 4)])
-        assert sorted(seen.tolist()) == list(range(20))
+    assert images >= batch or list(batches) == []
 
 
 def test_who_waits_and_the_order_change_from_epoch_to_epoch_and_with_the_seed(make: Maker) -> None:
@@ -104,18 +98,6 @@ def test_shares_of_the_ranks_join_to_the_whole_batch(make: Maker, processes: int
         for part in parts:
             assert torch.equal(part.all_sizes, expected.all_sizes)
             assert who(expected.canvas)[part.share] == who(part.canvas)
-
-
-def test_only_the_given_images_are_used(cache: DecodedCache) -> None:
-    kept = np.array([1, 4, 9, 16, 20, 22])
-    batches = Batches(cache, kept, batch_size=3, epochs=2, seed=0)
-    for epoch in range(2):
-        assert sorted(i for step in (0, 1) for i in batches.indices(2 * epoch + step).tolist()) == kept.tolist()
-
-
-def test_fewer_images_than_a_batch_give_no_step(make: Maker) -> None:
-    assert len(make(4)) == 0
-    assert list(make(4)) == []
 
 
 def test_randomness_of_a_step_depends_on_seed_and_step_alone() -> None:

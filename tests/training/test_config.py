@@ -8,7 +8,6 @@ from finesight.methods.base import METHODS
 from finesight.rationale.config import VARIANTS, VariantName
 from finesight.training.config import (
     RuntimeConfig,
-    TrainConfig,
     build_config,
     flat,
     nested,
@@ -165,13 +164,6 @@ def test_dotted_and_nested_keys_say_the_same() -> None:
     assert nested({"views": None, "views.resolution": 112}) == {"views": {"resolution": 112}}
 
 
-def test_nested_leaves_what_it_was_given_alone() -> None:
-    given = {"views": {"resolution": 64}, "views.blur": 0.1, "rationale": {"tau": 1.0}}
-    nested(given)
-    build_config({"data": "x", **given})
-    assert given == {"views": {"resolution": 64}, "views.blur": 0.1, "rationale": {"tau": 1.0}}
-
-
 def test_flat_is_the_way_back() -> None:
     config = build_config({"data": "x", "views.resolution": 112})
     pairs = flat(config)
@@ -182,16 +174,10 @@ def test_flat_is_the_way_back() -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str, variant: VariantName) -> None:
-    settings: dict[str, Any] = {
-        "data": "déjà vu",
-        "method": method,
-        "views.scale": [0.3, 0.9],
-        "optim.clip_grad_norm": 1.0,
-    }
+def test_a_written_configuration_reads_back_equal(tmp_path: Path, method: str) -> None:
+    settings: dict[str, Any] = {"data": "déjà vu", "method": method, "views.scale": [0.3, 0.9]}
     if METHODS[method].rationale:
-        settings |= {"rationale.variant": variant, "rationale.nu": 0.5, "objective.dim": 77}
+        settings |= {"rationale.variant": "paper", "rationale.nu": 0.5, "objective.dim": 77}
     config = build_config(settings)
     write_yaml(config, tmp_path / "config.yaml")
     again = build_config(read_yaml(tmp_path / "config.yaml"))
@@ -217,10 +203,3 @@ def test_files_that_are_no_configuration(tmp_path: Path, content: bytes, words: 
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(FineSightError, match="nowhere"):
         read_yaml(tmp_path / "nowhere.yaml")
-
-
-def test_a_configuration_cannot_be_changed_afterwards() -> None:
-    config = build_config({"data": "x"})
-    with pytest.raises(ValueError, match="frozen"):
-        config.seed = 3
-    assert isinstance(config, TrainConfig)

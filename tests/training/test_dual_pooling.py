@@ -72,18 +72,15 @@ def warnings(history: list[dict[str, float]]) -> int:
 
 @pytest.mark.slow
 def test_the_branch_can_collapse_what_it_pools_and_a_warning_says_so() -> None:
-    beside = [trained(module_of("lcr", seed)) for seed in SEEDS]
-    inside = [trained(module_of("lcr-dual-pooling", seed)) for seed in SEEDS]
-    assert [warnings(history) for history in beside] == [0, 0, 0]
-    collapsed = [history for history in inside if warnings(history) > STEPS / 2]
-    assert collapsed
-    for history in collapsed:
-        end = {name: sum(row[name] for row in history[-10:]) / 10 for name in history[0]}
-        assert end["embedding_spread"] < 0.1
-        assert end["effective_rank"] < 1.5
-        assert end["objective"] > 4.1, "no better than chance among 65"
-    for history in beside:
-        assert sum(row["objective"] for row in history[-10:]) / 10 < 4.0
+    runs = ((seed, trained(module_of("lcr-dual-pooling", seed))) for seed in SEEDS)
+    seed, history = next((seed, history) for seed, history in runs if warnings(history) > STEPS / 2)
+    end = {name: sum(row[name] for row in history[-10:]) / 10 for name in history[0]}
+    assert end["embedding_spread"] < 0.1
+    assert end["effective_rank"] < 1.5
+    assert end["objective"] > 4.1, "no better than chance among 65"
+    beside = trained(module_of("lcr", seed))
+    assert warnings(beside) == 0
+    assert sum(row["objective"] for row in beside[-10:]) / 10 < 4.0
 
 
 def test_beside_the_encoder_the_branch_does_not_touch_it_and_inside_it_does() -> None:

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.training.config import TrainConfig, build_config, write_yaml
+from finesight.training.config import TrainConfig, build_config
 from finesight.training.run_folder import RunFolder
 from processes import TINY, Command, command, refused, rows, succeeded, trained
 
@@ -47,13 +47,6 @@ def test_another_configuration_is_refused_with_the_differences(lcr: Path, birds:
     assert message.count(" there, ") == 2, "what is the same is not listed"
     assert "--restart" in message
     assert contents(lcr) == before
-
-
-def test_how_it_is_computed_may_change(lcr: Path, birds: Path, tmp_path: Path) -> None:
-    """Devices, folders and intervals are not part of what a run is."""
-    changed = ("--checkpoint-minutes", "7", "--log-every", "3", "--cache-dir", tmp_path, "--workers", "1")
-    done = succeeded(command("train", "--data", birds, "--out", lcr, "--epochs", "2", *TINY, *changed))
-    assert "nothing to do" in done.err
 
 
 def test_restart_begins_anew_and_keeps_what_is_not_the_runs(lcr_copy: Path, birds: Path) -> None:
@@ -176,16 +169,6 @@ def test_every_kind_of_difference_is_listed(tmp_path: Path) -> None:
     assert "limit_images: None there, 10 now" in message
     assert "rationale.tau: None there, 0.4 now" in message
     assert "epochs" not in message
-
-
-def test_a_config_written_is_the_config_read(tmp_path: Path) -> None:
-    paper = build_config({"data": "x", "rationale.variant": "paper"})
-    for settings in (config(epochs=7, limit_images=9), paper):
-        root = tmp_path / settings.method
-        run = enter(root, settings)
-        assert run.config() == settings
-        write_yaml(run.config(), tmp_path / "again.yaml")
-        assert (tmp_path / "again.yaml").read_text() == run.config_file.read_text()
 
 
 def test_a_folder_without_a_run_says_so(tmp_path: Path) -> None:

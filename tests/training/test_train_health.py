@@ -10,17 +10,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 
+from finesight.errors import FineSightError
 from finesight.evaluation.retrieval import retrieval
 from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
 from finesight.training.batches import Batches
 from finesight.training.config import RuntimeConfig, build_config
-from finesight.training.health import RANK_FLOOR, SPREAD_FLOOR, collapse_warning, embedding_health
+from finesight.training.health import SPREAD_FLOOR
 from finesight.training.run_folder import RunFolder
-from finesight.training.train import hold_out, prepare_data
-from processes import TINY, attempted, command, refused, rows, trained
+from finesight.training.train import hold_out, prepare_data, train
+from processes import TINY, command, refused, rows, trained
+from small import SMALL
 
 # --- not a number -----------------------------------------------------------------------------------------------------
 
@@ -42,87 +43,25 @@ def test_a_loss_that_is_not_a_number_stops_the_run(birds: Path, tmp_path: Path) 
     assert not (out / "encoder").exists()
 
 
-def test_without_a_checkpoint_the_message_says_so(birds: Path, tmp_path: Path) -> None:
-    options = ("--data", birds, "--out", tmp_path / "run", "--epochs", "4", "--lr", "1e25", *TINY)
-    refused(command("train", *options), "Last good checkpoint: none was written yet.")
-
-
 def test_weights_spoilt_by_the_last_step_are_not_handed_out(birds: Path, tmp_path: Path) -> None:
-    """Whatever the rate, a run leaves weights that are numbers, or none. At some rate it is the last update, after the
-    last loss, that spoils them."""
-    spoilt = False
-    for power in range(10, 20):
-        out = tmp_path / str(power)
-        options = (
-            "--limit-images",
-            "8",
-            "--set",
-            "validation.fraction=0",
-            "--epochs",
-            "4",
-            "--lr",
-            str(10 ** (power / 2)),
-        )
-        done = attempted(out, "--data", birds, *TINY, *options)
-        if done.code == 0:
-            weights = load_file(out / "encoder" / "encoder.safetensors")
-            assert all(value.isfinite().all() for value in weights.values())
-            continue
-        message = refused(done, "Training has stopped")
-        assert not (out / "encoder").exists()
-        spoilt |= "not numbers after the last step" in message
-        if spoilt:
-            break
-    assert spoilt, "no rate tried spoils just the last step"
+    """The only update, after a loss that was a number, takes the weights beyond all numbers."""
+    out = tmp_path / "run"
+    settings = {"limit_images": 8, "epochs": 1, "optim.lr": 1e35, "optim.weight_decay": 1e6, "validation.fraction": 0}
+    config = build_config({**SMALL, **settings, "data": str(birds)})
+    with pytest.raises(FineSightError, match=r"not numbers after the last step.* checkpoint: none was written yet\."):
+        train(config, out, RuntimeConfig(progress=False))
+    assert not (out / "encoder").exists()
 
 
 # --- collapse ---------------------------------------------------------------------------------------------------------
 
 
-def test_health_of_known_embeddings() -> None:
-    rng = np.random.default_rng(0)
-    z = rng.normal(size=(64, 16))
-    z /= np.linalg.norm(z, axis=1, keepdims=True)
-    found = embedding_health(torch.from_numpy(z))
-    values = np.linalg.svd(z, compute_uv=False)
-    share = values / values.sum()
-    assert float(found["effective_rank"]) == pytest.approx(np.exp(-(share * np.log(share)).sum()), rel=1e-5)
-    spread = np.mean([np.sqrt(np.mean((z[:, d] - z[:, d].mean()) ** 2)) for d in range(16)]) * 4
-    assert float(found["embedding_spread"]) == pytest.approx(spread, rel=1e-5)
-    assert float(found["embedding_spread"]) == pytest.approx(1, abs=0.1), "evenly over the sphere"
-
-    same = embedding_health(torch.ones(10, 4) / 2)
-    assert float(same["embedding_spread"]) == pytest.approx(0, abs=1e-6)
-    assert float(same["effective_rank"]) == pytest.approx(1, abs=1e-4)
-    corners = embedding_health(torch.eye(5))
-    assert float(corners["effective_rank"]) == pytest.approx(5, rel=1e-5)
-
-
-@pytest.mark.parametrize(
-    ("spread", "rank", "warned"),
-    [
-        (1.0, 20.0, False),
-        (SPREAD_FLOOR, RANK_FLOOR, False),
-        (SPREAD_FLOOR / 2, 20.0, True),
-        (1.0, 1.01, True),
-        (0.0, 1.0, True),
-    ],
-)
-def test_when_collapse_is_said(spread: float, rank: float, warned: bool) -> None:
-    warning = collapse_warning({"embedding_spread": spread, "effective_rank": rank})
-    assert (warning is not None) == warned
-    if warning is not None:
-        assert "collapsed" in warning
-        assert "--lr" in warning
-
-
 def test_a_collapsing_run_is_warned_of_once(birds: Path, tmp_path: Path) -> None:
-    """A weight decay that takes all weights to nothing within a few steps; the same run without it stays silent."""
-    options = ("--data", birds, "--method", "moco-v2", "--epochs", "6", *without("--projections"))
+    """A weight decay that takes all weights to nothing within a few steps."""
+    options = ("--data", birds, "--method", "moco-v2", "--epochs", "5", *without("--projections"))
     done = trained(tmp_path / "collapsing", *options, "--set", "optim.weight_decay=5")
     assert done.err.count("The embeddings have collapsed") == 1, done.err
     assert float(rows(tmp_path / "collapsing")[-1]["embedding_spread"]) < SPREAD_FLOOR
-    assert "collapsed" not in trained(tmp_path / "sound", *options).err
 
 
 def without(option: str) -> list[str]:
@@ -135,9 +74,9 @@ def without(option: str) -> list[str]:
 
 
 def test_validation_where_there_are_labels(birds: Path, unlabeled: Path, tmp_path: Path) -> None:
-    trained(tmp_path / "with", "--data", birds, "--epochs", "5", "--set", "validation.every_n_epochs=2", *TINY)
+    trained(tmp_path / "with", "--data", birds, "--epochs", "3", "--set", "validation.every_n_epochs=2", *TINY)
     scored = [int(row["step"]) for row in rows(tmp_path / "with") if row["val_rank1"]]
-    assert scored == [9, 19, 24], "after every second epoch and the last"
+    assert scored == [9, 14], "after every second epoch and the last"
     config = RunFolder(tmp_path / "with").config()
     cache, images, held_out = prepare_data(config, RuntimeConfig(progress=False))
     name = config.pooling
@@ -177,7 +116,7 @@ def test_held_out_images_change_nothing_but_the_validation(birds: Path, tmp_path
     others = [altered / str(path) for path in cache.source.paths[held_out]] + sorted(altered.glob("test/*/*"))
     for number, path in enumerate(others):
         shutil.copy(sorted(birds.glob("train/*/*.png"))[number % 7], path)
-    options = ("--epochs", "2", *TINY)
+    options = ("--epochs", "1", *TINY)
     trained(tmp_path / "a", "--data", birds, *options)
     trained(tmp_path / "b", "--data", altered, *options)
     first, second = rows(tmp_path / "a"), rows(tmp_path / "b")

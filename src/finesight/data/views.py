@@ -30,25 +30,6 @@ from finesight.data.color import (
 )
 from finesight.data.rows import Rows
 
-__all__ = [
-    "IMAGENET_MEAN",
-    "IMAGENET_STD",
-    "ViewConfig",
-    "ViewParams",
-    "adjust_brightness",
-    "adjust_contrast",
-    "adjust_hue",
-    "adjust_saturation",
-    "apply_views",
-    "crop_resize_flip",
-    "gaussian_blur",
-    "normalize",
-    "random_views",
-    "sample_params",
-    "solarize",
-    "to_gray",
-]
-
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
 
@@ -289,8 +270,3 @@ def _grid(start: Tensor, size: Tensor, flip: Tensor, resolution: int) -> tuple[T
     position = torch.minimum(position.clamp_min(0), last)
     first = position.long()
     return start[:, None] + first, start[:, None] + torch.minimum(first + 1, last), position - first
-
-
-def random_views(config: ViewConfig, canvas: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:
-    """One random view of every image: ``sample_params``, then ``apply_views``."""
-    return apply_views(config, canvas, sample_params(config, sizes, generator))

@@ -6,6 +6,7 @@ import json
 import os
 import platform
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,13 +78,25 @@ class Demo:
     report: Path
 
 
-def run_demo(out: Path, seed: int, *, progress: bool = True) -> Demo:
-    """Everything, into ``out``; a demo that was cut off continues, and a finished one only evaluates again."""
+def run_demo(
+    out: Path,
+    seed: int,
+    *,
+    progress: bool = True,
+    drawing: LookalikesConfig | None = None,
+    settings: Mapping[str, Any] | None = None,
+) -> Demo:
+    """Draw, train, evaluate and report into ``out``. A demo that was cut off continues, a finished one evaluates again.
+
+    ``drawing`` and ``settings`` change the images and the training, for a smaller demo.
+    """
     began = time.monotonic()
     root = out / f"seed-{seed}"
-    data = make_lookalikes(root / "data", LookalikesConfig(seed=seed))
+    data = make_lookalikes(root / "data", (drawing or LookalikesConfig()).model_copy(update={"seed": seed}))
     runtime = RuntimeConfig(cache_dir=out / "cache", progress=progress)
-    config = build_config({**SETTINGS, **RATIONALE, "data": str(data.root), "method": "lcr", "seed": seed})
+    config = build_config(
+        {**SETTINGS, **RATIONALE, **(settings or {}), "data": str(data.root), "method": "lcr", "seed": seed}
+    )
     run = train_and_report(config, root / "lcr", runtime)
     encoders = {"untrained": untrained_encoder(config), "trained": Encoder.load(run.root)}
     scored = {

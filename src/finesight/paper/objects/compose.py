@@ -18,18 +18,6 @@ from torch import Tensor
 
 from finesight.data.rows import Rows
 
-__all__ = [
-    "BACKDROP",
-    "GRAY",
-    "TEXTURE",
-    "PasteParams",
-    "background_of",
-    "crop_maps",
-    "paste",
-    "sample_paste",
-    "usable",
-]
-
 BACKDROP, GRAY, TEXTURE = range(3)  # another image's background, one gray level, two-colored noise
 
 _NOISE = 8  # cells a side of the drawn noise
