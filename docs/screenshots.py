@@ -1,4 +1,4 @@
-"""The pictures of the page in docs/img, taken anew from a server that is running.
+"""Take the pictures of the page in docs/img, from a server that is running.
 
 finesight serve runs/birds/index &
 python docs/screenshots.py http://127.0.0.1:8000/ a-bird.jpg --out docs/img
@@ -22,7 +22,7 @@ PHONE = {"width": 390, "height": 780}
 
 @contextmanager
 def opened(browser: Browser, url: str, photo: Path | None, **options: object) -> Iterator[Page]:
-    """The page, with the hits of the photo if one is given."""
+    """Yield the page, with the hits of the photo if one is given."""
     context = browser.new_context(**{"viewport": DESK, **options})  # type: ignore[arg-type]
     page = context.new_page()
     page.goto(url)
@@ -33,8 +33,8 @@ def opened(browser: Browser, url: str, photo: Path | None, **options: object) ->
     context.close()
 
 
-def keep(page: Page, file: Path) -> None:
-    """As WebP: a PNG of photos would take ten times the space."""
+def save(page: Page, file: Path) -> None:
+    """Save what the page shows as WebP: a PNG of photos would take ten times the space."""
     page.wait_for_load_state("networkidle")
     page.mouse.move(2, 2)
     page.wait_for_timeout(700)  # pictures fade in
@@ -56,27 +56,27 @@ def draw_box(page: Page, box: tuple[float, float, float, float]) -> None:
 def take(browser: Browser, url: str, photo: Path, out: Path, box: tuple[float, float, float, float]) -> None:
     with opened(browser, url, photo) as page:
         page.locator("#overlay-on").check()
-        keep(page, out / "search-results.webp")
+        save(page, out / "search-results.webp")
         page.locator("#overlay-on").uncheck()
         page.locator("#hits .why").nth(1).click()
         page.wait_for_selector(".part")
-        keep(page, out / "search-why.webp")
+        save(page, out / "search-why.webp")
         page.keyboard.press("Escape")
         draw_box(page, box)
-        keep(page, out / "search-part.webp")
+        save(page, out / "search-part.webp")
     with opened(browser, url, photo, color_scheme="dark") as page:
         page.locator("#query-pin").click()
         for number in (0, 2, 4):
             page.locator("#hits .pin").nth(number).click()
         page.locator("#compare-open").click()
         page.locator("#compare-on").check()
-        keep(page, out / "search-compare.webp")
+        save(page, out / "search-compare.webp")
     with opened(browser, f"{url}?view=groups&count=24", None) as page:
         page.wait_for_selector(".group", timeout=120_000)
-        keep(page, out / "search-groups.webp")
+        save(page, out / "search-groups.webp")
     with opened(browser, url, photo, viewport=PHONE, device_scale_factor=1.5, has_touch=True, is_mobile=True) as page:
         page.locator("#overlay-on").check()
-        keep(page, out / "search-phone.webp")
+        save(page, out / "search-phone.webp")
 
 
 def main() -> None:

@@ -16,6 +16,8 @@ from urllib.parse import urlsplit
 import httpx
 import pytest
 
+from finesight.cli.serve import serve
+from finesight.errors import FineSightError
 from finesight.server.run_server import bind
 from processes import command, refused
 from serving import Gallery, Serving, copy_gallery, drawn, form, in_thread, web_for
@@ -255,5 +257,7 @@ def test_what_cannot_be_served(gallery: Gallery, tmp_path: Path) -> None:
     with bind("127.0.0.1", 0) as taken:
         port = str(taken.getsockname()[1])
         refused(command("serve", gallery.index, "--port", port), f"Port {port} of 127.0.0.1 is taken")
-    refused(command("serve", tmp_path / "nothing", "--port", "0"), "no index")
-    refused(command("serve", gallery.index, "--port", "0", "--token", "two words"), "--token")
+    with pytest.raises(FineSightError, match="no index"):
+        serve(str(tmp_path / "nothing"), port=0)
+    with pytest.raises(FineSightError, match="--token"):
+        serve(str(gallery.index), port=0, token="two words")

@@ -9,7 +9,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from finesight.cli.up import run_folder, training_config
+from finesight.cli.up import run_folder, training_config, up
 from finesight.errors import FineSightError
 from finesight.training.run_folder import RunFolder
 from processes import refused
@@ -109,8 +109,11 @@ def test_a_batch_that_a_small_folder_fills(photos: Path, tmp_path: Path) -> None
 
 
 def test_what_cannot_be_started(tmp_path: Path, photos: Path) -> None:
-    refused(Serving("up", tmp_path / "nowhere", *QUICK).wait(), "does not exist")
-    done = Serving("up", photos, "--method", "frozen", "--weights", tmp_path / "none.safetensors", *QUICK).wait()
-    refused(done, "none.safetensors")
-    refused(Serving("up", photos, "--method", "froze", *QUICK).wait(), "froze")
+    for folder, options, words in (
+        (tmp_path / "nowhere", {}, "does not exist"),
+        (photos, {"method": "frozen", "weights": str(tmp_path / "none.safetensors")}, "none.safetensors"),
+        (photos, {"method": "froze"}, "froze"),
+    ):
+        with pytest.raises(FineSightError, match=words):
+            up(folder, port=0, open_page=False, quiet=True, **options)
     assert not list(photos.glob("*.y*ml"))
