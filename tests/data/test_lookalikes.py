@@ -8,11 +8,11 @@ from PIL import Image, ImageFilter
 from pydantic import ValidationError
 
 from finesight.data.drawing import HABITATS, PART_NAMES, draw, make_species
-from finesight.data.layouts.lookalikes import Lookalikes, LookalikesConfig, make_lookalikes
+from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 
-SMALL = LookalikesConfig(species=4, train_per_species=3, test_per_species=2, size=48, seed=5)
+SMALL = LookalikesConfig(species=3, train_per_species=2, test_per_species=1, size=48, seed=5)
 
 
 def rng(*key: int) -> np.random.Generator:
@@ -51,22 +51,22 @@ def test_species_differ_only_on_the_bird_and_only_in_small_parts():
 
 
 def test_habitats_do_not_depend_on_the_species(tmp_path):
-    config = LookalikesConfig(species=10, train_per_species=40, test_per_species=1, size=32)
+    config = LookalikesConfig(species=6, train_per_species=40, test_per_species=1, size=32)
     make_lookalikes(tmp_path / "d", config)
     images = json.loads((tmp_path / "d" / "lookalikes.json").read_text())["images"]
-    table = np.zeros((10, len(HABITATS)))
+    table = np.zeros((6, len(HABITATS)))
     for image in images:
         if image["path"].startswith("train"):
             table[int(image["path"].split("/")[1].removeprefix("species-")), image["habitat"]] += 1
     expected = table.sum(1, keepdims=True) * table.sum(0) / table.sum()
-    chi2, free = ((table - expected) ** 2 / expected).sum(), (10 - 1) * (len(HABITATS) - 1)
+    chi2, free = ((table - expected) ** 2 / expected).sum(), (6 - 1) * (len(HABITATS) - 1)
     assert chi2 < free + 4 * np.sqrt(2 * free)  # a dependence as strong as 1 habitat per species gives thousands
 
 
 def test_masks_and_parts_lie_on_the_bird():
     kind = make_species(2, 0)[0]
     on_mask, areas = [], []
-    for seed in range(40):
+    for seed in range(20):
         drawing = draw(kind, 96, rng(seed))
         mask = np.asarray(drawing.mask) > 0
         assert set(np.unique(np.asarray(drawing.mask))) <= {0, 255}
@@ -94,10 +94,10 @@ def test_the_source_has_labels_splits_masks_and_parts(tmp_path):
     make_lookalikes(tmp_path / "d", SMALL)
     source = open_source(tmp_path / "d")
     assert source.kind == "lookalikes"
-    assert len(source) == 4 * 5
-    assert len(source.classes) == 4
-    assert len(source.split("train")) == 12
-    assert len(source.split("test")) == 8
+    assert len(source) == 3 * 3
+    assert len(source.classes) == 3
+    assert len(source.split("train")) == 6
+    assert len(source.split("test")) == 3
     assert source.part_names == PART_NAMES
     for i in range(len(source)):
         assert source.classes[source.labels[i]] in str(source.paths[i])
@@ -116,13 +116,6 @@ def test_drawing_again_reuses_or_refuses(tmp_path):
     with pytest.raises(FineSightError, match="not empty"):
         make_lookalikes(tmp_path / "full", SMALL)
     assert (tmp_path / "full" / "thesis.txt").read_text() == "mine"
-
-
-def test_a_damaged_manifest_is_an_error_that_says_so(tmp_path):
-    make_lookalikes(tmp_path / "d", SMALL)
-    (tmp_path / "d" / "lookalikes.json").write_text("{")
-    with pytest.raises(FineSightError, match="draw the look-alikes again"):
-        Lookalikes().open(tmp_path / "d")
 
 
 @pytest.mark.parametrize("bad", [{"species": 1}, {"species": 1000}, {"size": 8}, {"color": 1}])
