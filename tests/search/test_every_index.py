@@ -275,11 +275,10 @@ def test_follows_a_folder_and_is_searched(engine: str, tmp_path: Path) -> None:
 
 TOY = """
 import os
-from finesight.search.engines import INDEX_ENGINES
-from finesight.search.engines.faiss import FaissEngine
+from finesight.search.engines import INDEX_ENGINES, IndexEngine
 
 @INDEX_ENGINES.decorator("toy")
-class ToyEngine(FaissEngine):
+class ToyEngine(IndexEngine):
     new_forms = forms = ("toy://NAME",)
 
     @classmethod
@@ -287,12 +286,18 @@ class ToyEngine(FaissEngine):
         return uri.startswith("toy://")
 
     @classmethod
-    def exists(cls, uri):
-        return super().exists(os.environ["TOY"] + uri[6:])
+    def index_class(cls):
+        from toy_storage import ToyIndex
 
-    @classmethod
-    def open(cls, uri):
-        return super().open(os.environ["TOY"] + uri[6:])
+        return ToyIndex
+"""
+STORAGE = """
+import os
+from finesight.search.faiss_index import FaissIndex
+
+class ToyIndex(FaissIndex):
+    open = classmethod(lambda cls, uri: cls(os.environ["TOY"] + uri[6:]))
+    exists = classmethod(lambda cls, uri: os.path.exists(os.environ["TOY"] + uri[6:]))
 
     @classmethod
     def create(cls, uri, meta, encoder):
@@ -303,6 +308,7 @@ class ToyEngine(FaissEngine):
 def test_an_engine_of_another_distribution(tmp_path: Path) -> None:
     """An entry point is all it takes: help texts name the engine, and commands use it."""
     (tmp_path / "toy_index.py").write_text(TOY)
+    (tmp_path / "toy_storage.py").write_text(STORAGE)
     info = tmp_path / "toy_index-1.0.dist-info"
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: toy-index\nVersion: 1.0\n")

@@ -18,7 +18,7 @@ from finesight.io.console import console, format_count, printable
 if TYPE_CHECKING:
     from finesight.search.base import Index
     from finesight.search.clusters import Clustering
-    from finesight.search.duplicates import DuplicateGroup
+    from finesight.search.duplicates import DuplicateItems
 
 Method = StrEnum("Method", {"kmeans": "kmeans", "hdbscan": "hdbscan"})
 FILL_IN = (
@@ -157,7 +157,7 @@ def _write_clusters(out: Path, found: Clustering, paths: dict[int, str], root: s
     console.print(f"Written to {out}: clusters.csv, {', '.join(file.name for file in files)}. {FILL_IN}", markup=False)
 
 
-def _write_duplicates(out: Path, groups: list[DuplicateGroup], root: str) -> None:
+def _write_duplicates(out: Path, groups: list[DuplicateItems], root: str) -> None:
     from finesight.search.contact import SheetRow, write_sheets
     from finesight.search.labeling import open_for_writing
 
@@ -177,7 +177,7 @@ def _write_duplicates(out: Path, groups: list[DuplicateGroup], root: str) -> Non
     console.print(f"Written to {out}: duplicates.csv, {', '.join(file.name for file in files)}", markup=False)
 
 
-def _describe_group(group: DuplicateGroup) -> dict[str, object]:
+def _describe_group(group: DuplicateItems) -> dict[str, object]:
     items = [
         {"id": str(item.id), "path": printable(item.path), "score": round(score, 6)}
         for item, score in zip(group.items, group.scores, strict=True)

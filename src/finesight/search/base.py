@@ -91,6 +91,21 @@ class Index(ABC):
 
     meta: IndexMeta
 
+    @classmethod
+    @abstractmethod
+    def open(cls, where: str) -> Self:
+        """Open the index at a URI; raise ``FineSightError`` if there is none or it cannot be used."""
+
+    @classmethod
+    @abstractmethod
+    def create(cls, where: str, meta: IndexMeta, encoder: Path) -> Self:
+        """Make an empty index for the encoder in the folder ``encoder``; raise ``FineSightError`` if there is one."""
+
+    @classmethod
+    @abstractmethod
+    def exists(cls, where: str) -> bool:
+        """Return whether there is an index at the URI itself."""
+
     @abstractmethod
     def __len__(self) -> int: ...
 

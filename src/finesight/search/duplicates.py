@@ -21,7 +21,7 @@ ROWS = 2048  # that are read at a time
 
 
 @dataclass(frozen=True)
-class DuplicateGroup:
+class DuplicateItems:
     """Images connected by pairs that are the same, the best to keep first: most pixels, then most bytes."""
 
     kind: str  # "bytes": equal files; "picture": the same to the eye; "features": alike to the network
@@ -37,7 +37,7 @@ def find_duplicates(
     tell: Progress | None = None,
     held_numbers: int = HELD_NUMBERS,
     rows: int = ROWS,
-) -> list[DuplicateGroup]:
+) -> list[DuplicateItems]:
     """Return groups of two or more images, the largest first. Equal files are found whatever the threshold.
 
     ``held_numbers`` and ``rows`` bound the memory: numbers of the vectors held, and rows compared with them at a time.
@@ -100,7 +100,7 @@ def _members(group: Ids) -> list[Ids]:
     return [part for part in np.split(order, begins[1:]) if len(part) > 1]
 
 
-def _group(index: Index, space: str, ids: Ids, contents: list[bytes | None]) -> DuplicateGroup | None:
+def _group(index: Index, space: str, ids: Ids, contents: list[bytes | None]) -> DuplicateItems | None:
     found = [(item, content) for item, content in zip(index.items(ids.tolist()), contents, strict=True) if item]
     found.sort(key=lambda pair: (-pair[0].width * pair[0].height, -pair[0].bytes, pair[0].path))
     if len(found) < 2:
@@ -108,7 +108,7 @@ def _group(index: Index, space: str, ids: Ids, contents: list[bytes | None]) -> 
     items = tuple(item for item, _ in found)
     vectors = index.vectors(np.array([item.id for item in items]), space)
     scores = np.minimum(vectors.astype(np.float64) @ vectors[0].astype(np.float64), 1)
-    return DuplicateGroup(
+    return DuplicateItems(
         _kind(index.meta.root, items, [content for _, content in found]), items, tuple(scores.tolist())
     )
 

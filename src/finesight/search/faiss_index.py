@@ -55,9 +55,28 @@ class FaissIndex(Index):
         self._lock: IO[bytes] | None = None
 
     @classmethod
-    def create(cls, folder: str | Path, meta: IndexMeta, encoder: Path) -> Self:
+    def open(cls, where: str | Path) -> Self:
+        """Open the index in the folder ``where``, or the one of the run ``where``; raise ``FineSightError`` if none."""
+        folder = Path(where).expanduser()
+        for candidate in (folder, folder / RUN_INDEX):
+            if cls.exists(candidate):
+                return cls(candidate)
+        if not folder.exists():
+            raise FineSightError(f"There is no index {folder}: nothing is there. Make one with `finesight index`.")
+        if (folder / "encoder").exists() or (folder / "config.yaml").exists():
+            raise FineSightError(f"The run {folder} has no index yet. Make one with `finesight index {folder} FOLDER`.")
+        raise FineSightError(
+            f"There is no index in {folder}. Make one with `finesight index RUN FOLDER --index {folder}`."
+        )
+
+    @classmethod
+    def exists(cls, where: str | Path) -> bool:
+        return (Path(where).expanduser() / META).exists()
+
+    @classmethod
+    def create(cls, where: str | Path, meta: IndexMeta, encoder: Path) -> Self:
         """Make an empty index with a copy of its encoder. ``index.json`` comes last: it makes the folder an index."""
-        folder = Path(folder)
+        folder = Path(where).expanduser()
         _refuse_foreign(folder)
         with _writing(folder):
             folder.mkdir(parents=True, exist_ok=True)
@@ -251,25 +270,6 @@ class FaissIndex(Index):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name.endswith((".faiss", ".faiss.tmp")) and path.name not in named:
                 path.unlink(missing_ok=True)
-
-
-def find_index_folder(where: str | Path) -> Path:
-    """Return ``where`` if it is an index folder, or the index folder of the run ``where``.
-
-    Raises
-    ------
-    FineSightError
-        If there is neither; the message says how to make an index.
-    """
-    folder = Path(where).expanduser()
-    for candidate in (folder, folder / RUN_INDEX):
-        if (candidate / META).exists():
-            return candidate
-    if not folder.exists():
-        raise FineSightError(f"There is no index {folder}: nothing is there. Make one with `finesight index`.")
-    if (folder / "encoder").exists() or (folder / "config.yaml").exists():
-        raise FineSightError(f"The run {folder} has no index yet. Make one with `finesight index {folder} FOLDER`.")
-    raise FineSightError(f"There is no index in {folder}. Make one with `finesight index RUN FOLDER --index {folder}`.")
 
 
 def _read_meta(folder: Path) -> IndexMeta:

@@ -57,18 +57,9 @@ def sort_hits(hits: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
 
 def to_entity(item: IndexItem, vectors: dict[str, Floats]) -> dict[str, Any]:
     mask = np.ascontiguousarray(item.mask, np.float32)
-    return {
-        "id": item.id,
-        "path": path_to_text(item.path),
-        "path_key": path_id(item.path),
-        "bytes": item.bytes,
-        "mtime_ns": item.mtime_ns,
-        "width": item.width,
-        "height": item.height,
-        "mask": base64.b64encode(mask.tobytes()).decode(),
-        "mask_width": mask.shape[1],
-        **vectors,
-    }
+    paths = {"path": path_to_text(item.path), "path_key": path_id(item.path)}
+    masks = {"mask": base64.b64encode(mask.tobytes()).decode(), "mask_width": mask.shape[1]}
+    return {**vars(item), **paths, **masks, **vectors}
 
 
 def from_entity(row: dict[str, Any]) -> IndexItem:

@@ -1,7 +1,7 @@
 """Engines that keep an index: a folder, Milvus, or one that another distribution brings.
 
-An engine is a class that describes itself and opens indexes. Its file imports nothing heavy at its top, because the
-help texts of the command line come from the engines.
+An engine is a class that describes itself and knows the class of its indexes. Its file imports nothing heavy at its
+top, because the help texts of the command line come from the engines.
 """
 
 from __future__ import annotations
@@ -34,18 +34,8 @@ class IndexEngine(ABC):
 
     @classmethod
     @abstractmethod
-    def exists(cls, uri: str) -> bool:
-        """Return whether there is an index at ``uri`` itself."""
-
-    @classmethod
-    @abstractmethod
-    def open(cls, uri: str) -> Index:
-        """Open the index at ``uri``; raise ``FineSightError`` if there is none or it cannot be read."""
-
-    @classmethod
-    @abstractmethod
-    def create(cls, uri: str, meta: IndexMeta, encoder: Path) -> Index:
-        """Make an empty index at ``uri`` for the encoder in the folder ``encoder``; raise ``FineSightError`` if not."""
+    def index_class(cls) -> type[Index]:
+        """Import and return the class whose ``open``, ``create`` and ``exists`` take the URIs of this engine."""
 
 
 INDEX_ENGINES: Registry[type[IndexEngine]] = Registry(
@@ -61,17 +51,17 @@ def find_engine(uri: str | Path) -> type[IndexEngine]:
 
 def open_index(uri: str | Path) -> Index:
     """Open the index at ``uri``, or of the run at ``uri``; raise ``FineSightError`` if there is none."""
-    return find_engine(uri).open(str(uri))
+    return find_engine(uri).index_class().open(str(uri))
 
 
 def create_index(uri: str | Path, meta: IndexMeta, encoder: Path) -> Index:
     """Make an empty index at ``uri`` for the encoder in the folder ``encoder``."""
-    return find_engine(uri).create(str(uri), meta, encoder)
+    return find_engine(uri).index_class().create(str(uri), meta, encoder)
 
 
 def index_exists(uri: str | Path) -> bool:
     """Return whether there is an index at ``uri`` itself."""
-    return find_engine(uri).exists(str(uri))
+    return find_engine(uri).index_class().exists(str(uri))
 
 
 def uri_help(*, new: bool = False) -> str:

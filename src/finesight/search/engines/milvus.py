@@ -7,9 +7,6 @@ from typing import TYPE_CHECKING
 from finesight.search.engines import INDEX_ENGINES, IndexEngine
 
 if TYPE_CHECKING:
-    from pathlib import Path
-
-    from finesight.search.base import IndexMeta
     from finesight.search.milvus_index import MilvusIndex
 
 
@@ -24,19 +21,7 @@ class MilvusEngine(IndexEngine):
         return uri.startswith(("milvus://", "milvuss://")) or ("://" not in uri and uri.endswith(".db"))
 
     @classmethod
-    def exists(cls, uri: str) -> bool:
+    def index_class(cls) -> type[MilvusIndex]:
         from finesight.search.milvus_index import MilvusIndex
 
-        return MilvusIndex.exists(uri)
-
-    @classmethod
-    def open(cls, uri: str) -> MilvusIndex:
-        from finesight.search.milvus_index import MilvusIndex
-
-        return MilvusIndex.open(uri)
-
-    @classmethod
-    def create(cls, uri: str, meta: IndexMeta, encoder: Path) -> MilvusIndex:
-        from finesight.search.milvus_index import MilvusIndex
-
-        return MilvusIndex.create(uri, meta, encoder)
+        return MilvusIndex
