@@ -7,7 +7,6 @@ import pytest
 from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
-from finesight.evaluation import bootstrap as module
 from finesight.evaluation.bootstrap import intervals, paired_bootstrap, paired_bootstrap_seeds
 from reference import bootstrap as reference
 
@@ -45,7 +44,7 @@ def test_the_same_draws_in_fractions(kind: str, queries: int, level: float) -> N
 )
 def test_many_resamples_come_to_every_possible_draw(a: list[float], b: list[float]) -> None:
     expected = reference.means(a, b, reference.every_draw(5))
-    found = paired_bootstrap(a, b, resamples=100_000)
+    found = paired_bootstrap(a, b, resamples=30_000)
     assert found.p == pytest.approx(reference.p_value(expected), abs=0.02)
     assert found.low == pytest.approx(reference.quantile(expected, 0.025), abs=0.5)
     assert found.high == pytest.approx(reference.quantile(expected, 0.975), abs=0.5)
@@ -61,23 +60,22 @@ def test_ties_are_ties_however_they_round() -> None:
     assert paired_bootstrap(a, b, resamples=3000).p == pytest.approx(min(1, 2 * min(below + ties, 1 - below)))
 
 
-def test_no_chunk_changes_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_chunk_changes_the_result() -> None:
     rng = np.random.default_rng(1)
     a, b = rng.random(37), rng.random(37)
     whole = paired_bootstrap(a, b, resamples=500)
     for queries in (1, 7, 37 * 3, 37 * 499):
-        monkeypatch.setattr(module, "CHUNK_BYTES", 8 * queries)
-        assert paired_bootstrap(a, b, resamples=500) == whole
+        assert paired_bootstrap(a, b, resamples=500, chunk_bytes=8 * queries) == whole
 
 
 # --- known truths -----------------------------------------------------------------------------------------------------
 
 
 def test_coverage_and_false_alarms() -> None:
-    """Of 400 experiments the interval misses one in twenty; resampling a and b apart would hardly ever miss."""
+    """Of 300 experiments the interval misses one in twenty; resampling a and b apart would hardly ever miss."""
     rng = np.random.default_rng(0)
     inside, half, alarms = [], [], []
-    for _ in range(400):
+    for _ in range(300):
         a, b = hits(rng, 150, 0.4, 0.5)
         found = paired_bootstrap(a, b, resamples=600, seed=int(rng.integers(2**31)))
         inside.append(found.low <= 10 <= found.high)
@@ -196,7 +194,7 @@ def test_clusters_of_like_queries_widen_the_interval() -> None:
     assert whole > 4 * plain
 
 
-def test_intervals_cover_what_they_say_and_do_not_depend_on_the_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_intervals_cover_what_they_say_and_do_not_depend_on_the_chunk() -> None:
     rng = np.random.default_rng(0)
     covered = 0
     for seed in range(100):
@@ -205,8 +203,7 @@ def test_intervals_cover_what_they_say_and_do_not_depend_on_the_chunk(monkeypatc
     assert 87 <= covered <= 100
     values = rng.random((50, 1))
     whole = intervals(values, resamples=90)
-    monkeypatch.setattr(module, "CHUNK_BYTES", 8 * 50 * 7)
-    assert np.array_equal(intervals(values, resamples=90), whole)
+    assert np.array_equal(intervals(values, resamples=90, chunk_bytes=8 * 50 * 7), whole)
 
 
 def test_constant_scores_have_no_width_and_none_are_refused() -> None:

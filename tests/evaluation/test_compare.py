@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import shutil
 from pathlib import Path
 
@@ -16,10 +17,9 @@ from typer.testing import CliRunner, Result
 
 from finesight.api import frozen
 from finesight.cli.compare import compare as command
-from finesight.data.cache import DecodedCache, open_cache
+from finesight.data.cache import open_cache
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
-from finesight.evaluation import compare as module
 from finesight.evaluation.compare import Comparison, compare, nearest
 from finesight.evaluation.evaluate import evaluate
 from finesight.features.encoder import Encoder
@@ -120,11 +120,12 @@ def test_two_encoders_of_different_resolutions(
     assert found.dropped == ()
 
 
-def test_two_poolings_of_one_encoder_take_one_pass(
-    encoders: tuple[Encoder, Encoder], birds: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(module, "evaluate", lambda *_, **__: pytest.fail("a second pass"))
+def test_two_poolings_of_one_encoder_take_one_pass(encoders: tuple[Encoder, Encoder], birds: Path) -> None:
+    seen: list[int] = []
+    handle = encoders[0].backbone.register_forward_pre_hook(lambda _, inputs: seen.append(len(inputs[0])))
     found = compare(encoders[0], encoders[0], birds, resamples=200, progress=False, pooling_b="gem")
+    handle.remove()
+    assert sum(seen) == 24
     test = open_source(birds).split("test")
     check(found, by_hand(encoders[0], test), by_hand(encoders[0], test, "gem"))
 
@@ -166,35 +167,32 @@ def test_the_first_classes_only(encoders: tuple[Encoder, Encoder], birds: Path) 
 # --- the same images for both -----------------------------------------------------------------------------------------
 
 
-def missing_at(side: int, path: str, monkeypatch: pytest.MonkeyPatch, *where: str) -> None:
-    """As if ``path`` could not be decoded at one size."""
-
-    def opened(source: ImageSource, asked: int, **options: object) -> DecodedCache:
-        kept = source.select(source.paths != path) if asked == side else source
-        return open_cache(kept, asked, **options)  # type: ignore[arg-type]
-
-    for name in where:
-        monkeypatch.setattr(f"{name}.open_cache", opened)
-
-
 def test_an_image_that_one_cannot_read_is_left_out_for_both(
-    encoders: tuple[Encoder, Encoder], birds: Path, found: Comparison, monkeypatch: pytest.MonkeyPatch
+    encoders: tuple[Encoder, Encoder], birds: Path, found: Comparison, tmp_path: Path
 ) -> None:
-    lost = found.paths[7]
-    missing_at(28, lost, monkeypatch, "finesight.evaluation.compare", "finesight.evaluation.evaluate")
-    test = open_source(birds).split("test")
-    without = compare(*encoders, birds, resamples=100, progress=False)
+    """It was damaged while the images were decoded for the smaller resolution, and is whole again now."""
+    root, lost = Path(shutil.copytree(birds, tmp_path / "birds")), found.paths[7]
+    whole, state = (root / lost).read_bytes(), (root / lost).stat()
+    for content in (bytes(len(whole)), whole):
+        (root / lost).write_bytes(content)
+        os.utime(root / lost, ns=(state.st_atime_ns, state.st_mtime_ns))
+        open_cache(open_source(root).split("test"), 28, cache_dir=tmp_path / "cache", progress=False)
+    test = open_source(root).split("test")
+    without = compare(*encoders, root, resamples=100, progress=False, cache_dir=tmp_path / "cache")
     check(without, *(by_hand(encoder, test.select(test.paths != lost)) for encoder in encoders))
     assert without.dropped == (lost,)
     assert without.summary()["dropped"] == [lost]
 
 
 def test_an_image_that_vanishes_in_between_is_named(
-    encoders: tuple[Encoder, Encoder], birds: Path, found: Comparison, monkeypatch: pytest.MonkeyPatch
+    encoders: tuple[Encoder, Encoder], birds: Path, found: Comparison, tmp_path: Path
 ) -> None:
-    missing_at(28, found.paths[7], monkeypatch, "finesight.evaluation.evaluate")
+    root = Path(shutil.copytree(birds, tmp_path / "birds"))
+    lost = root / found.paths[7]
+    handle = encoders[0].backbone.register_forward_pre_hook(lambda *_: lost.unlink(missing_ok=True))
     with pytest.raises(FineSightError, match=rf"same images for both, but {found.paths[7]} could be read"):
-        compare(*encoders, birds, resamples=100, progress=False)
+        compare(*encoders, root, resamples=100, progress=False, cache_dir=tmp_path / "cache")
+    handle.remove()
 
 
 # --- the command ------------------------------------------------------------------------------------------------------

@@ -14,7 +14,6 @@ from hypothesis import strategies as st
 from finesight.errors import FineSightError
 from finesight.evaluation import linear
 from finesight.evaluation.linear import fit, nested_fractions, predict
-from finesight.features import row_space
 from finesight.features.row_space import RowSpace
 from finesight.features.wide import WideRows
 from reference.linear import sgd
@@ -198,7 +197,7 @@ def test_test_labels_and_features_cannot_influence_the_choice(seed: int) -> None
 
 def test_choice_is_the_best_on_validation() -> None:
     """Against the grid trained member by member (few enough rates that none is dropped on the way)."""
-    x, labels = blobs(0, noise=2, images=40)
+    x, labels = blobs(0, noise=2, images=50)  # two batches: a fold is fitted in as many as all of it
     x /= np.linalg.norm(x, axis=1, keepdims=True)
     tx, ty = torch.from_numpy(x), torch.from_numpy(labels)
     folds = [np.isin(np.arange(len(x)), held) for held in linear.validation_folds(labels, 0)]
@@ -207,7 +206,7 @@ def test_choice_is_the_best_on_validation() -> None:
     for lr in QUICK["lrs"]:
         for epochs in QUICK["epochs"]:
             hits = [
-                predict(fit(tx[~held], ty[~held], 6, [lr], epochs, 0, batches=1), tx[held])[0].argmax(1).numpy()
+                predict(fit(tx[~held], ty[~held], 6, [lr], epochs, 0, batches=2), tx[held])[0].argmax(1).numpy()
                 == labels[held]
                 for held in folds
             ]
@@ -217,31 +216,14 @@ def test_choice_is_the_best_on_validation() -> None:
     assert accuracy[scores["lr"], scores["epochs"]] == max(accuracy.values())
 
 
-def test_a_fold_is_fitted_in_as_many_batches_as_all_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """300 images are two batches; four fifths of them would be one, and a rate that is steady there need not be so."""
-    seen = []
-    plain = linear._steps
-    monkeypatch.setattr(linear, "_steps", lambda n, *rest: seen.append((n, rest[2])) or plain(n, *rest))
-    x, labels = blobs(0, images=50)
-    linear_probe(x, labels, *blobs(1), fractions=[100], **QUICK)
-    assert set(seen) == {(240, 2), (300, 2)}
-
-
-def test_the_count_of_steps_is_that_of_the_probe(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With folds, several batches and classes too small to be held out of."""
-    taken = 0
-    plain = linear.fit
-
-    def counting(x, y, classes, lrs, epochs, seed, batches=None):  # type: ignore[no-untyped-def]
-        nonlocal taken
-        taken += len(lrs) * epochs * (batches or math.ceil(len(x) / linear.BATCH))
-        return plain(x, y, classes, lrs, epochs, seed, batches)
-
-    monkeypatch.setattr(linear, "fit", counting)
-    x, labels = blobs(0, images=120)
-    labels[3:120] = -1  # of the first class three are left: one at 20 %, that cannot be held out
-    linear_probe(x, labels, *blobs(1))
-    assert taken == linear.steps_of_one_rate(labels)
+def test_the_count_of_steps_is_that_of_the_probe() -> None:
+    """Seven rates for 30 epochs and three for 100 on every fold, then one for 100 on all; batches of 256 at most."""
+    labels = np.repeat(np.arange(6), [3, 120, 120, 120, 120, 120])  # one of the three is held out, a fifth of others
+    choosing = 7 * 30 + 3 * 100
+    assert linear.steps_of_one_rate(labels, (100,)) == 3 * (5 * choosing + 100), "603 images, 121 held out in each fold"
+    assert linear.steps_of_one_rate(labels, (20,)) == 1 * (5 * choosing + 100)
+    many = np.repeat(np.arange(100), 60)
+    assert linear.steps_of_one_rate(many, (100,)) == 24 * (choosing + 100), "1,200 held out are enough"
 
 
 def test_fractions_use_their_own_labels_only() -> None:
@@ -379,21 +361,19 @@ def half(x: np.ndarray) -> WideRows:
 
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("kept", ["float32", "float16"])
-def test_a_probe_in_the_row_space_is_the_probe(uneven: bool, kept: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_in_the_row_space_is_the_probe(uneven: bool, kept: str) -> None:
     """The same weights and predictions as the direct fit, whatever the rate, on all rows and on a part of them."""
-    monkeypatch.setattr(row_space, "GRAM_BLOCK", 8 * 60 * 37)
     (x, labels), (test, _) = wide(0), wide(1)
     if uneven:
         x *= np.random.default_rng(2).uniform(0.01, 3, (60, 1)).astype(np.float32)
     given = torch.from_numpy(x) if kept == "float32" else half(x)
     exact = torch.from_numpy(np.asarray(given))
     y, seen, unseen = torch.from_numpy(labels), torch.from_numpy(x), torch.from_numpy(test)
-    span = RowSpace(given)
+    span = RowSpace(given, block_bytes=8 * 60 * 37)
     assert span.rows.shape == (60, 60)
     torch.testing.assert_close(span.rows @ span.rows.T, exact @ exact.T, rtol=1e-5, atol=1e-6)
     assert not span.rows[40].any()
-    monkeypatch.setattr(row_space, "JITTER", 1e-12)
-    finer = RowSpace(given)
+    finer = RowSpace(given, jitter=1e-12)
     inside = finer.factor * finer.norm[:, None]
     for part in (torch.arange(60), torch.arange(5, 47)):
         same_probe(span, span.rows[part], exact[part], y[part], [0.3, 3.0, 10.0], (seen, unseen))
@@ -422,38 +402,32 @@ def test_one_image_many_times_over() -> None:
 
 
 @pytest.mark.parametrize("normalize", [True, False])
-def test_the_way_does_not_change_the_scores(normalize: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_way_does_not_change_the_scores(normalize: bool) -> None:
     (x, y), (test, test_y) = blobs(0, dim=400, noise=4), blobs(1, dim=400, noise=4)
     x *= np.random.default_rng(0).uniform(0.5, 2, (len(x), 1)).astype(np.float32)
-    made: list[int] = []
-    plain = RowSpace.__init__
-    monkeypatch.setattr(RowSpace, "__init__", lambda self, x: made.append(len(x)) or plain(self, x))
-    options = {"lrs": (1.0, 10.0), "epochs": (5, 15), "normalize": normalize}
+    words: list[str] = []
+    options = {"lrs": (1.0, 10.0), "epochs": (5, 15), "normalize": normalize, "progress": words.append}
     inside = linear_probe(x, y, test, test_y, **options)
-    assert made == [120, 60, 24]
-    monkeypatch.setattr(linear, "GRAM", 1)
-    direct = linear_probe(x, y, test, test_y, **options)
+    assert [text.split()[-5] for text in words if "with each other" in text] == ["120", "60", "24"]
+    words.clear()
+    direct = linear_probe(x, y, test, test_y, row_space_images=1, **options)
     assert 20 < direct["100"]["top1"] < 100
     for percent in direct:
         assert inside[percent]["top1"] == pytest.approx(direct[percent]["top1"], abs=1)  # one image of 120
         assert (inside[percent]["lr"], inside[percent]["epochs"]) == (direct[percent]["lr"], direct[percent]["epochs"])
-    monkeypatch.setattr(linear, "WIDE", 399)  # row by row out of one matrix
-    lazily = linear_probe(half(x), y, half(test), test_y, **options)
-    assert len(made) == 3
+    lazily = linear_probe(half(x), y, half(test), test_y, row_space_images=1, **options)  # row by row out of one matrix
+    assert not any("with each other" in text for text in words)
     for percent in direct:
         assert lazily[percent]["top1"] == pytest.approx(direct[percent]["top1"], abs=2)
 
 
-def test_wide_features_without_a_label_and_too_many_images_for_the_row_space(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_wide_features_without_a_label_and_too_many_images_for_the_row_space() -> None:
     """Rows are then taken out of the matrix batch by batch, and it is the same fit."""
     (x, y), (test, test_y) = blobs(0, dim=30, noise=2), blobs(1, dim=30, noise=2)
     y[::7], test_y[::5] = -1, -1
     narrow = linear_probe(x, y, test, test_y, normalize=False, fractions=[100], **QUICK)
-    monkeypatch.setattr(linear, "WIDE", 29)
-    monkeypatch.setattr(linear, "RowSpace", lambda *_: pytest.fail("not for so many images"))
-    assert linear_probe(x, y, test, test_y, normalize=False, fractions=[100], **QUICK)["100"]["top1"] == pytest.approx(
-        narrow["100"]["top1"], abs=1.1
-    )
+    wide_rows = linear_probe(half(x), y, half(test), test_y, normalize=False, fractions=[100], **QUICK)
+    assert wide_rows["100"]["top1"] == pytest.approx(narrow["100"]["top1"], abs=1.1)
 
 
 def test_wide_features_that_are_not_finite() -> None:

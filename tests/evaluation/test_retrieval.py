@@ -4,13 +4,11 @@ import sys
 
 import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from finesight.errors import FineSightError
-from finesight.evaluation import retrieval as module
-from finesight.evaluation.retrieval import neighbors, retrieval
+from finesight.evaluation.retrieval import cross_rows, neighbors, retrieval
 from finesight.features.wide import WideRows
 from reference.retrieval import ranking, retrieval_scores
 
@@ -102,43 +100,29 @@ def test_length_of_features_does_not_matter(scale: float) -> None:
     np.testing.assert_array_equal(got.per_query["mAP"], retrieval(unit.astype(np.float32), labels).per_query["mAP"])
 
 
-@pytest.mark.parametrize("gallery_bytes", [1, 5000, module.GALLERY_BYTES])
-def test_chunks_change_nothing(gallery_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block_bytes", [1, 5000, 2**26])
+def test_chunks_change_nothing(block_bytes: int) -> None:
     """Bit for bit, though near-copies differ by less than float32 summation error would."""
     rng = np.random.default_rng(2)
     features = (rng.standard_normal((1, 512)) + 1e-6 * rng.standard_normal((150, 512))).astype(np.float32)
     features[100:] = features[:50]
     labels = rng.integers(0, 9, 150)
     whole = retrieval(features, labels)
-    monkeypatch.setattr(module, "GALLERY_BYTES", gallery_bytes)
-    for chunk in (1, 2, 7, 64, 149, 150, 1000):
-        part = retrieval(features, labels, chunk=chunk)
+    for chunk in (1, 7, 149, 150, 1000):
+        part = retrieval(features, labels, chunk=chunk, block_bytes=block_bytes)
         assert part.summary() == whole.summary()
         np.testing.assert_array_equal(part.per_query["mAP"], whole.per_query["mAP"])
 
 
-def similarities(unit: torch.Tensor) -> np.ndarray:
-    out = torch.empty(len(unit), len(unit), dtype=torch.float64)
-    module._similarities(unit, unit, out)
-    return out.numpy()
-
-
-def test_similarities_are_exact() -> None:
-    rng = np.random.default_rng(3)
-    unit = module._unit(rng.standard_normal((6, 2048)).astype(np.float32))
-    got = similarities(unit)
-    whole = [[int(v * 2**24) for v in row] for row in unit.double().numpy()]
+def test_similarities_are_exact_and_as_fine_as_float32() -> None:
+    """Inner products of unit features in multiples of 2⁻²⁴, against whole numbers of any size."""
+    features = np.random.default_rng(3).standard_normal((6, 2048)).astype(np.float32)
+    got = np.stack([row.copy() for row in cross_rows(features, features)])
+    unit = features.astype(np.float64) / np.linalg.norm(features.astype(np.float64), axis=1, keepdims=True)
+    whole = [[int(v) for v in row] for row in np.round(unit * 2**24)]
     want = [[sum(a * b for a, b in zip(p, q, strict=True)) for q in whole] for p in whole]
     assert [[int(v * 2.0**48) for v in row] for row in got] == want
-    np.testing.assert_allclose(np.diag(got), 1, atol=1e-6)
-
-
-def test_rounding_is_as_fine_as_float32() -> None:
-    rng = np.random.default_rng(4)
-    features = rng.standard_normal((50, 2048))
-    unit = features / np.linalg.norm(features, axis=1, keepdims=True)
-    exact = module._unit(features.astype(np.float32))
-    assert np.abs(similarities(exact) - unit @ unit.T).max() < 2e-7
+    assert np.abs(got - unit @ unit.T).max() < 2e-7
 
 
 def test_unlabeled_images_take_no_part() -> None:
@@ -214,17 +198,17 @@ def test_neighbors_match_the_reference_ranking(seed: int) -> None:
 
 
 def test_memory_stays_bounded() -> None:
-    """A quarter of 20 000 images as queries (for time): their similarities together would take 800 MB."""
+    """3,000 of 20,000 images as queries (for time): their similarities together would take 480 MB."""
     script = """
 import resource, numpy as np
 from finesight.evaluation.retrieval import retrieval
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 rng = np.random.default_rng(0)
 features, labels = rng.standard_normal((20_000, 8)).astype("f4"), np.arange(20_000)
-labels[:5000] = np.arange(5000) % 100
+labels[:3000] = np.arange(3000) % 100
 retrieval(features[:100], np.arange(100) % 2)
 before = peak()
-assert retrieval(features, labels).queries == 5000
+assert retrieval(features, labels).queries == 3000
 print(peak() - before)
 """
     run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
@@ -240,8 +224,8 @@ def test_neighbors_of_nothing() -> None:
 # --- wide features ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("gallery_bytes", [1, 5000, module.GALLERY_BYTES])
-def test_wide_features_are_compared_as_narrow_ones_are(gallery_bytes: int, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("block_bytes", [8 * 80 * 20, 2**26])
+def test_wide_features_are_compared_as_narrow_ones_are(block_bytes: int) -> None:
     """Bit for bit, with copies, zeros and images without a label."""
     rng = np.random.default_rng(6)
     features = (rng.standard_normal((1, 300)) + 1e-3 * rng.standard_normal((80, 300))).astype(np.float16)
@@ -250,12 +234,10 @@ def test_wide_features_are_compared_as_narrow_ones_are(gallery_bytes: int, monke
     labels = rng.integers(-1, 6, 80)
     narrow = retrieval(features.astype(np.float32), labels)
     nearest = neighbors(features.astype(np.float32), [3, 5, 79], 7)
-    monkeypatch.setattr(module, "WIDE", 299)
-    monkeypatch.setattr(module, "GALLERY_BYTES", gallery_bytes)
     half = WideRows(features, np.arange(80), rng.uniform(0.1, 9, 80))
-    for matrix in (features.astype(np.float32), half.times(1 / half.scale)):
-        for chunk in (None, 1, 7):
-            wide = retrieval(matrix, labels, chunk=chunk)
+    for matrix in (WideRows.of(features.astype(np.float32)), half.times(1 / half.scale)):
+        for chunk in (None, 7):
+            wide = retrieval(matrix, labels, chunk=chunk, block_bytes=block_bytes)
             assert wide.summary() == narrow.summary()
             np.testing.assert_array_equal(wide.per_query["mAP"], narrow.per_query["mAP"])
         for one, other in zip(neighbors(matrix, [3, 5, 79], 7), nearest, strict=True):
@@ -288,22 +270,22 @@ def test_wide_features_that_are_not_finite(bad: float) -> None:
 
 
 def test_wide_features_are_never_copied() -> None:
-    """1,500 images of 20,000 numbers: 60 MB in 16 bits, 120 in float32. Searching them takes half of the former."""
+    """500 images of 60,000 numbers: 60 MB in 16 bits, 120 in float32. Searching them takes half of the former."""
     script = """
 import resource, numpy as np
 from finesight.evaluation import retrieval as module
 from finesight.features import wide as store
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-store.BLOCK_BYTES = module.GALLERY_BYTES = 2 * 2**20
+store.BLOCK_BYTES = 2 * 2**20
 rng = np.random.default_rng(0)
-features = store.WideRows.empty(1500, 20_000)
-for start in range(0, 1500, 50):
-    features[start : start + 50] = rng.standard_normal((50, 20_000), dtype="f4")
-labels = np.arange(1500) % 30
+features = store.WideRows.empty(500, 60_000)
+for start in range(0, 500, 50):
+    features[start : start + 50] = rng.standard_normal((50, 60_000), dtype="f4")
+labels = np.arange(500) % 10
 labels[::50] = -1
 module.retrieval(features[:60], labels[:60])
 before = peak()
-assert module.retrieval(features, labels, chunk=200).queries == 1470
+assert module.retrieval(features, labels, chunk=200, block_bytes=2 * 2**20).queries == 490
 module.neighbors(features, [0, 1, 2], 5)
 print(peak() - before)
 """

@@ -44,6 +44,7 @@ def paired_bootstrap_seeds(
     resamples: int = 10_000,
     seed: int = 0,
     level: float = 0.95,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> Difference:
     """Compare the values of each query (hits, or AP in [0, 1]) under two systems, (queries,) each, in the same order.
 
@@ -58,6 +59,8 @@ def paired_bootstrap_seeds(
         themselves vary is not in the interval.
     scale
         What differences are multiplied by: 100 gives percent points.
+    chunk_bytes
+        How much memory the draws of some resamples take at a time; it does not change the result.
 
     Raises
     ------
@@ -67,7 +70,7 @@ def paired_bootstrap_seeds(
     if resamples < 1 or not 0 < level < 1:
         raise ValueError(f"resamples must be at least 1 and level between 0 and 1, not {resamples} and {level}")
     difference = np.mean(scale * _differences(runs), axis=0)  # (queries,)
-    means = np.round(_resampled_means(difference, resamples, np.random.default_rng(seed)), DECIMALS)
+    means = np.round(_resampled_means(difference, resamples, np.random.default_rng(seed), chunk_bytes), DECIMALS)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     p = 2 * min(np.mean(means <= 0), np.mean(means >= 0))
     return Difference(float(difference.mean()), float(low), float(high), float(np.clip(p, 1 / resamples, 1)))
@@ -96,10 +99,12 @@ def _listed(shapes: set[tuple[int, ...]]) -> str:
     return " and ".join(" × ".join(f"{n:,}" for n in shape) for shape in sorted(shapes))
 
 
-def _resampled_means(values: NDArray[np.float64], resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
+def _resampled_means(
+    values: NDArray[np.float64], resamples: int, rng: np.random.Generator, chunk_bytes: int
+) -> NDArray[np.float64]:
     """Return means over as many draws with replacement as there are values; the chunk size does not change them."""
     count = len(values)
-    chunk = max(1, CHUNK_BYTES // (8 * count))
+    chunk = max(1, chunk_bytes // (8 * count))
     means = np.empty(resamples)
     for start in range(0, resamples, chunk):
         rows = means[start : start + chunk]
@@ -118,6 +123,7 @@ def intervals(
     resamples: int = 2000,
     seed: int = 0,
     level: float = 0.95,
+    chunk_bytes: int = CHUNK_BYTES,
 ) -> NDArray[np.float64]:
     """Return percentile intervals of ``scale`` times the mean of each column: (queries, M) -> (M, 2).
 
@@ -134,7 +140,7 @@ def intervals(
         sums = np.stack([np.bincount(number, column) for column in values.T], axis=1)
     rng, scale = np.random.default_rng(seed), np.asarray(scale)
     means = np.empty((resamples, values.shape[1]))
-    chunk = max(1, CHUNK_BYTES // (8 * len(sums)))
+    chunk = max(1, chunk_bytes // (8 * len(sums)))
     for start in range(0, resamples, chunk):
         rows = means[start : start + chunk]
         times = _times_drawn(len(sums), len(rows), rng)  # (R, queries)

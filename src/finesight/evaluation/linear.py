@@ -20,7 +20,7 @@ from finesight.errors import FineSightError
 from finesight.evaluation.fractions import join, nested_fractions, shuffled_classes
 from finesight.evaluation.metrics import METRICS, Values, classifier_values
 from finesight.features.row_space import Rows, RowSpace
-from finesight.features.wide import WIDE, Features, WideRows, row_lengths
+from finesight.features.wide import Features, WideRows, is_wide, row_lengths
 
 LEARNING_RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 EPOCHS = (30, 100)
@@ -31,7 +31,7 @@ VALIDATION = 0.2
 ENOUGH = 1000  # validation images; a choice on fewer is luck, so that several folds are tried then
 FOLDS = 5
 FINALISTS = 3
-GRAM = 16_384  # images at most in a matrix of their inner products, which takes 2 GB then
+ROW_SPACE_IMAGES = 16_384  # the matrix of their inner products takes 2 GB then
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,13 +62,15 @@ def linear_probe(
     epochs: Sequence[int] = EPOCHS,
     progress: Callable[[str], None] | None = None,
     parts: Mapping[int, NDArray[np.int64]] | None = None,
+    row_space_images: int = ROW_SPACE_IMAGES,
 ) -> dict[str, ProbeResult]:
     """Fit a probe to each percentage of the train labels and score it on test; return the results by percentage.
 
     Unlabeled images (-1) are left out; test images of a class that train lacks count as wrong. ``normalize``
     gives each feature length 1; without it one common scale is taken out, so that the same learning rates
     suit any network. ``progress`` is called with words that say what is being done. ``parts`` has the train images of
-    each fraction; by default they are drawn (``nested_fractions``).
+    each fraction; by default they are drawn (``nested_fractions``). More than ``row_space_images`` are not fitted in
+    their row space, which would take too much memory.
     """
     labeled_index = np.cumsum(np.asarray(train_y) >= 0) - 1
     train_x, train_y, norm = _labeled(train_x, train_y, "train")
@@ -89,7 +91,7 @@ def linear_probe(
         say = _prefixed(progress, f"linear probe, {percent} % of the labels: ")
         part = torch.from_numpy(drawn[percent / 100] if parts is None else labeled_index[parts[percent]])
         own_x, own_y = x[part], y[part]
-        row_space = _row_space(own_x, say)
+        row_space = _row_space(own_x, row_space_images, say)
         fitted_x = own_x if row_space is None else row_space.rows
         folds = validation_folds(own_y.numpy(), seed)
         lr, length = _choose(fitted_x, own_y, len(classes), folds, lrs, epochs, seed, say)
@@ -112,9 +114,9 @@ def steps_of_one_rate(labels: NDArray[np.int64], fractions: Sequence[int] = (100
     return total
 
 
-def _row_space(x: Rows, say: Callable[[str], None]) -> RowSpace | None:
+def _row_space(x: Rows, most: int, say: Callable[[str], None]) -> RowSpace | None:
     """Return the row space of ``x`` if fitting in it is cheaper and its matrix fits in memory, else None."""
-    if len(x) > min(GRAM, x.shape[1] // 2):
+    if len(x) > min(most, x.shape[1] // 2):
         return None
     say(f"comparing {len(x)} images with each other")
     return RowSpace(x)
@@ -277,14 +279,14 @@ def class_index(classes: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArra
 def divide_rows(x: Features, by: NDArray[np.float64]) -> Rows:
     """Divide rows by their own length or by a common one; a zero vector stays zero."""
     divisor = np.broadcast_to(np.where(by > 0, by, 1.0), len(x))
-    if x.shape[1] > WIDE:
+    if is_wide(x):
         return WideRows.of(x).times(1 / divisor)
     return torch.from_numpy((np.asarray(x) / divisor[:, None]).astype(np.float32))
 
 
 def _labeled(x: Features, y: NDArray[np.int64], split: str) -> tuple[Features, NDArray[np.int64], NDArray[np.float64]]:
     """Return the rows that have a label, their labels and their lengths; wide features are not copied."""
-    x, y = WideRows.of(x) if x.shape[1] > WIDE else np.asarray(x), np.asarray(y)
+    x, y = WideRows.of(x) if is_wide(x) else np.asarray(x), np.asarray(y)
     if y.shape != (len(x),):
         raise ValueError(f"{len(x)} {split} features but labels of shape {y.shape}")
     if not (y >= 0).any():

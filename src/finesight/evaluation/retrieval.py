@@ -18,10 +18,10 @@ from numpy.typing import ArrayLike, NDArray
 
 from finesight.errors import FineSightError
 from finesight.evaluation.metrics import METRICS, Values, retrieval_metrics
-from finesight.features.wide import WIDE, Features, WideRows, row_lengths
+from finesight.features.wide import Features, WideRows, is_wide, row_lengths
 
 CHUNK_BYTES = 256 * 2**20  # similarities of one chunk of queries with the whole gallery
-GALLERY_BYTES = 64 * 2**20  # the part of the gallery held in float64 at a time
+BLOCK_BYTES = 64 * 2**20  # the part of the gallery held in float64 at a time
 QUANTUM = 2.0**-24
 
 Compare = Callable[[NDArray[np.int64], torch.Tensor], None]  # fills (Q, N): chosen images by all
@@ -50,14 +50,19 @@ class RetrievalScores:
 
 
 def retrieval(
-    features: Features, labels: NDArray[np.int64], *, chunk: int | None = None, ties: Ties = "first"
+    features: Features,
+    labels: NDArray[np.int64],
+    *,
+    ties: Ties = "first",
+    chunk: int | None = None,
+    block_bytes: int = BLOCK_BYTES,
 ) -> RetrievalScores:
     """Score features (N, D) as the paper does: each image queries all others by cosine.
 
     Every registered metric of retrieval is computed. Equal similarities rank by image index, the last first where
     ``ties`` says so (a sorted list read backwards, as in the released code). An image alone in its class has nothing
     to find: it is counted in ``lone`` and stays in the gallery to be found wrongly. Images without a label (-1) take no
-    part. ``chunk`` queries are compared at a time; by default as many as fit a fixed memory budget.
+    part. ``chunk`` queries are compared at a time with ``block_bytes`` of the gallery; no score depends on either.
     """
     labels = np.asarray(labels)
     if labels.shape != (len(features),):
@@ -70,7 +75,7 @@ def retrieval(
 
     metrics = retrieval_metrics()
     per_query: dict[str, Values] = {metric.key: np.empty(len(query), dtype=metric.dtype) for metric in metrics}
-    for n, (image, scores) in enumerate(_rows(_comparison(features, labeled), len(labels), query, chunk)):
+    for n, (image, scores) in enumerate(_rows(_comparison(features, labeled, block_bytes), len(labels), query, chunk)):
         same = members[int(labels[image])]
         positions = _positions(scores, same[same != image], ties)  # (P,) ascending, from 1
         for metric in metrics:
@@ -79,9 +84,9 @@ def retrieval(
 
 
 def neighbors(features: Features, queries: ArrayLike, k: int) -> tuple[NDArray[np.int64], NDArray[np.float32]]:
-    """The k images most like each query, itself left out, and their cosines: (Q, k) each, most alike first.
+    """Return the k images most like each query, without itself, and their cosines: (Q, k) each, most alike first.
 
-    With fewer than k other images, all of them are given.
+    With fewer than k other images, all of them are returned.
     """
     query = np.asarray(queries, dtype=np.int64)
     k = max(0, min(k, len(features) - 1))
@@ -94,29 +99,28 @@ def neighbors(features: Features, queries: ArrayLike, k: int) -> tuple[NDArray[n
     return nearest, cosine
 
 
-def cross_rows(queries: Features, gallery: Features) -> Iterator[NDArray[np.float64]]:
-    """Cosines of each query with every image of another set (N,), as exact as those within one.
+def cross_rows(queries: Features, gallery: Features, chunk: int | None = None) -> Iterator[NDArray[np.float64]]:
+    """Yield the cosines of each query with every image of another set (N,), as exact as those within one.
 
     They share one buffer: a row is good until the next is asked for.
     """
-    chunk = max(1, min(len(queries), CHUNK_BYTES // (8 * max(1, len(gallery)))))
+    chunk = max(1, min(len(queries), chunk or CHUNK_BYTES // (8 * max(1, len(gallery)))))
     buffer = torch.empty(chunk, len(gallery), dtype=torch.float64)
-    if gallery.shape[1] > WIDE:
+    if is_wide(gallery):
         asked, searched = _scaled(queries), _scaled(gallery)
-        for start in range(0, len(queries), chunk):
-            rows = buffer[: len(queries) - start]
-            _wide_similarities((asked[0][start : start + chunk], asked[1][start : start + chunk]), searched, rows)
-            yield from rows.numpy()
-        return
-    known = _unit(np.asarray(gallery))
+    else:
+        unit = _unit(np.asarray(gallery))
     for start in range(0, len(queries), chunk):
-        rows = buffer[: len(queries) - start]
-        _similarities(_unit(np.asarray(queries[start : start + chunk])), known, out=rows)
+        rows, part = buffer[: len(queries) - start], slice(start, start + chunk)
+        if is_wide(gallery):
+            _wide_similarities((asked[0][part], asked[1][part]), searched, rows)
+        else:
+            _similarities(_unit(np.asarray(queries[part])), unit, rows)
         yield from rows.numpy()
 
 
 def _members(labels: NDArray[np.int64]) -> dict[int, NDArray[np.int64]]:
-    """The images of each class, ascending."""
+    """Return the images of each class, ascending."""
     order = np.argsort(labels, kind="stable")
     classes, starts = np.unique(labels[order], return_index=True)
     return dict(zip(classes.tolist(), np.split(order, starts[1:]), strict=True)) if len(classes) else {}
@@ -148,17 +152,17 @@ def _check_finite(values: NDArray[np.float64]) -> None:
         )
 
 
-def _comparison(features: Features, kept: NDArray[np.bool_]) -> Compare:
-    """Of the kept images among themselves."""
-    if features.shape[1] > WIDE:
+def _comparison(features: Features, kept: NDArray[np.bool_], block_bytes: int = BLOCK_BYTES) -> Compare:
+    """Return what compares some of the kept images with all of them."""
+    if is_wide(features):
         wide, length = _scaled(WideRows.of(features)[kept])
-        return lambda images, out: _wide_similarities((wide[images], length[images]), (wide, length), out)
+        return lambda images, out: _wide_similarities((wide[images], length[images]), (wide, length), out, block_bytes)
     gallery = _unit(np.asarray(features)[kept])
-    return lambda images, out: _similarities(gallery[images], gallery, out=out)
+    return lambda images, out: _similarities(gallery[images], gallery, out, block_bytes)
 
 
 def _scaled(features: Features) -> tuple[WideRows, torch.Tensor]:
-    """With what to divide each row by."""
+    """Return the rows and what to divide each by."""
     wide = WideRows.of(features)
     length = row_lengths(wide)
     _check_finite(length)
@@ -166,9 +170,9 @@ def _scaled(features: Features) -> tuple[WideRows, torch.Tensor]:
 
 
 def _unit(features: NDArray[np.float32]) -> torch.Tensor:
-    """Rows of length 1 (a zero row stays zero) in multiples of 2⁻²⁴, which float32 holds exactly up to 1."""
+    """Return rows of length 1 (a zero row stays zero) in multiples of 2⁻²⁴, which float32 holds exactly up to 1."""
     unit = np.empty(features.shape, dtype=np.float32)
-    step = max(1, GALLERY_BYTES // (8 * max(1, features.shape[1])))
+    step = max(1, BLOCK_BYTES // (8 * max(1, features.shape[1])))
     for start in range(0, len(features), step):
         block = np.ascontiguousarray(features[start : start + step], dtype=np.float64)
         _check_finite(block)
@@ -181,7 +185,7 @@ def _unit(features: NDArray[np.float32]) -> torch.Tensor:
 def _rows(
     compare: Compare, images: int, query: NDArray[np.int64], chunk: int | None
 ) -> Iterator[tuple[int, NDArray[np.float64]]]:
-    """Each query with its similarities to all images (N,), its own set to -inf so that it ranks last.
+    """Yield each query with its similarities to all images (N,), its own set to -inf so that it ranks last.
 
     Chunks share one buffer: a row is good until the next is asked for.
     """
@@ -194,9 +198,11 @@ def _rows(
         yield from zip(chosen.tolist(), scores.numpy(), strict=True)
 
 
-def _similarities(queries: torch.Tensor, gallery: torch.Tensor, out: torch.Tensor) -> None:
-    """(Q, D), (N, D) -> (Q, N), exact."""
-    step = max(1, GALLERY_BYTES // (8 * max(1, gallery.shape[1])))
+def _similarities(
+    queries: torch.Tensor, gallery: torch.Tensor, out: torch.Tensor, block_bytes: int = BLOCK_BYTES
+) -> None:
+    """Fill ``out`` (Q, N) with the exact inner products of (Q, D) and (N, D)."""
+    step = max(1, block_bytes // (8 * max(1, gallery.shape[1])))
     queries = queries.double()
     for start in range(0, len(gallery), step):
         block = gallery[start : start + step].double()
@@ -204,10 +210,13 @@ def _similarities(queries: torch.Tensor, gallery: torch.Tensor, out: torch.Tenso
 
 
 def _wide_similarities(
-    queries: tuple[WideRows, torch.Tensor], gallery: tuple[WideRows, torch.Tensor], out: torch.Tensor
+    queries: tuple[WideRows, torch.Tensor],
+    gallery: tuple[WideRows, torch.Tensor],
+    out: torch.Tensor,
+    block_bytes: int = BLOCK_BYTES,
 ) -> None:
-    """(Q, D), (N, D) with the lengths of their rows -> (Q, N), exact."""
-    step = max(1, GALLERY_BYTES // (8 * max(1, len(gallery[0]))))
+    """Fill ``out`` (Q, N) with the exact cosines of (Q, D) and (N, D), given with the lengths of their rows."""
+    step = max(1, block_bytes // (8 * max(1, len(gallery[0]))))
     out.zero_()
     for start in range(0, gallery[0].shape[1], step):
         columns = slice(start, start + step)
@@ -215,13 +224,13 @@ def _wide_similarities(
 
 
 def _rounded(features: WideRows, length: torch.Tensor, columns: slice) -> torch.Tensor:
-    """Some columns of the unit features, in multiples of 2⁻²⁴."""
+    """Return some columns of the unit features, in multiples of 2⁻²⁴."""
     block = features[:, columns].tensor(torch.float64)
     return block.div_(length[:, None]).div_(QUANTUM).round_().mul_(QUANTUM)
 
 
 def _positions(scores: NDArray[np.float64], positives: NDArray[np.int64], ties: Ties = "first") -> NDArray[np.int64]:
-    """Where the positives stand in the descending ranking, from 1, ascending.
+    """Return the positions of the positives in the descending ranking, from 1, ascending.
 
     Sorting values is some ten times faster than a stable argsort, which is needed only if a positive ties.
     """

@@ -24,12 +24,12 @@ class RowSpace:
     little to be seen in float32.
     """
 
-    def __init__(self, x: Rows) -> None:
-        self.x = x
-        cosines = _gram(x)
+    def __init__(self, x: Rows, *, jitter: float = JITTER, block_bytes: int | None = None) -> None:
+        self.x, self.block_bytes = x, block_bytes or GRAM_BLOCK
+        cosines = _gram(x, self.block_bytes)
         self.norm = cosines.diagonal().sqrt()
         self.divisor = torch.where(self.norm > 0, self.norm, 1.0)
-        cosines.div_(self.divisor).div_(self.divisor[:, None]).diagonal().add_(JITTER)
+        cosines.div_(self.divisor).div_(self.divisor[:, None]).diagonal().add_(jitter)
         self.factor: torch.Tensor = torch.linalg.cholesky(cosines)  # (n, n), of the rows at length 1
 
     @cached_property
@@ -42,24 +42,24 @@ class RowSpace:
         flat = weight[..., :-1].flatten(0, 1).double()  # (G*C, n)
         shares = torch.linalg.solve_triangular(self.factor, flat, upper=False, left=False) / self.divisor
         lifted = weight.new_empty(*weight.shape[:2], self.x.shape[1] + 1)
-        for columns, block in _column_blocks(self.x):
+        for columns, block in _column_blocks(self.x, self.block_bytes):
             lifted[..., columns] = (shares @ block).view(*weight.shape[:2], -1).to(weight.dtype)
         lifted[..., -1] = weight[..., -1]
         return lifted
 
 
-def _gram(x: Rows) -> torch.Tensor:
+def _gram(x: Rows, block_bytes: int) -> torch.Tensor:
     """Return the inner products of the rows (n, n) in float64; only the lower triangle, which Cholesky reads."""
     gram = torch.zeros(len(x), len(x), dtype=torch.float64)
-    for _, block in _column_blocks(x):
+    for _, block in _column_blocks(x, block_bytes):
         for start in range(0, len(x), BATCH):
             gram[start:, start : start + BATCH].addmm_(block[start:], block[start : start + BATCH].T)
     return gram
 
 
-def _column_blocks(x: Rows) -> Iterator[tuple[slice, torch.Tensor]]:
+def _column_blocks(x: Rows, block_bytes: int) -> Iterator[tuple[slice, torch.Tensor]]:
     """Yield (n, D) in float64, some columns at a time."""
-    step = max(1, GRAM_BLOCK // (8 * max(1, len(x))))
+    step = max(1, block_bytes // (8 * max(1, len(x))))
     for start in range(0, x.shape[1], step):
         columns = slice(start, min(start + step, x.shape[1]))
         part = x[:, columns]

@@ -93,9 +93,14 @@ def concatenate(first: Features, second: Features) -> Features:
     return np.concatenate([first, second])
 
 
-def row_lengths(features: Features, block_bytes: int = BLOCK_BYTES) -> NDArray[np.float64]:
+def is_wide(features: Features) -> bool:
+    """Return whether features must be read in parts: there are too many columns, or they are kept in 16 bits."""
+    return isinstance(features, WideRows) or features.shape[1] > WIDE
+
+
+def row_lengths(features: Features, block_bytes: int | None = None) -> NDArray[np.float64]:
     """Return the length of each row, (N,); not finite where a number of the row is not."""
-    step = max(1, block_bytes // (8 * max(1, features.shape[1])))
+    step = max(1, (block_bytes or BLOCK_BYTES) // (8 * max(1, features.shape[1])))
     lengths = np.empty(len(features))
     for start in range(0, len(features), step):
         block = np.asarray(features[start : start + step], np.float64)

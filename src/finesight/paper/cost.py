@@ -202,7 +202,7 @@ def _probe(width: int, labels: NDArray[np.int64]) -> float:
 
 def _spans(images: int, width: int) -> bool:
     """Whether ``linear_probe`` compares the images with each other first."""
-    return images <= min(linear.GRAM, width // 2)
+    return images <= min(linear.ROW_SPACE_IMAGES, width // 2)
 
 
 def _probe_step(width: int, classes: int) -> float:
