@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
 from finesight.methods.base import OBJECTIVES, DatasetInfo, Objective
 from finesight.nn.backbone import Backbone, BackboneConfig
 from finesight.paper.hooks.objects import needs_masks
+from reference.gradcam import differences
 
 CHANNELS, CLASSES = 96, 3  # of timm's test_resnet; of the labels below
 
@@ -106,6 +109,20 @@ def labels(n: int = 5) -> Tensor:
 
 def output_of(objective: Objective, views: list[Tensor]) -> Any:
     return objective(views, seeded(), labels(len(views[0])))
+
+
+def assert_slopes(objective: Objective, loss: Callable[..., float], *views: Tensor, atol: float = 1e-8) -> None:
+    """The gradient of the mean loss in every view is what nudging its numbers measures, by a loss of NumPy arrays."""
+    leaves = [view.clone().requires_grad_() for view in views]
+    shaped = [images(leaf) if leaf.ndim == 2 else leaf for leaf in leaves]
+    slopes = torch.autograd.grad(output_of(objective, shaped).loss.mean(), leaves)
+    arrays = [view.numpy() for view in views]
+    for place, slope in enumerate(slopes):
+
+        def nudged(x: np.ndarray, place: int = place) -> float:
+            return float(loss(*(x if i == place else other for i, other in enumerate(arrays))))
+
+        np.testing.assert_allclose(slope.numpy(), differences(nudged, arrays[place]), rtol=1e-6, atol=atol)
 
 
 def outputs(objective: Any, view: Tensor, backbone: str = "backbone", head: str = "head") -> Tensor:

@@ -156,7 +156,11 @@ def test_head_groups_hold_every_trained_weight_beside_the_backbone_once(name: st
 @every_objective
 def test_what_a_run_leaves_behind(name: str) -> None:
     objective = small(name)
-    assert objective.exported is (objective.teacher_backbone if name == "dino" else objective.backbone)
+    backbones = [
+        objective.backbone,
+        *(copied for copied, of in objective.momentum_copies() if of is objective.backbone),
+    ]
+    assert objective.exported is backbones[1 if name == "dino" else 0]
 
 
 @pytest.mark.parametrize("start", [0.0, 0.9, 0.996, 1.0])
@@ -200,6 +204,19 @@ def test_without_momentum_copies_nothing_moves_before_and_after_a_step(name: str
     objective.before_step(0.5)
     objective.after_step(output)
     assert all(torch.equal(value, state[key]) for key, value in objective.state_dict().items())
+
+
+@every_objective
+def test_momentum_copies_keep_their_own_norm_statistics(name: str) -> None:
+    objective = small(name).train()
+    pairs = objective.momentum_copies()
+    before = [{key: buffer.clone() for key, buffer in copied.named_buffers()} for copied, _ in pairs]
+    output_of(objective, pictures())
+    for (copied, online), old in zip(pairs, before, strict=True):
+        means = [key for key in old if key.endswith("running_mean")]
+        ours, theirs = dict(copied.named_buffers()), dict(online.named_buffers())
+        assert all(not torch.equal(ours[key], old[key]) for key in means)
+        assert not means or any(not torch.equal(ours[key], theirs[key]) for key in means)
 
 
 # --- the rationale ------------------------------------------------------------------------------------------------

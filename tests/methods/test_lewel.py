@@ -13,10 +13,6 @@ from finesight.errors import FineSightError
 from finesight.methods.lewel import LEWEL, LEWELConfig, LEWELHead, LEWELHeadConfig, align
 from finesight.methods.lewel_byol import LEWELBYOL
 from finesight.nn.norm import JointNorm
-from finesight.nn.pooling import Pool
-from finesight.rationale.config import VARIANTS
-from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
-from finesight.rationale.loss import Rationale
 from finesight.training.config import build_config, flat
 from reference.byol import byol as byol_reference
 from reference.gradcam import differences
@@ -153,18 +149,6 @@ def test_batch_norm_takes_the_average_and_all_cells_as_one_batch() -> None:
     assert int(norm.num_batches_tracked) == int(head.aligned[1].num_batches_tracked) == 1
 
 
-def test_the_two_heads_are_those_of_the_released_code() -> None:
-    head = head_of()
-    for network in (head.shared, head.aligned):
-        assert [type(layer).__name__ for layer in network] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
-        assert network[0].bias is None
-        assert network[-1].bias is None
-    objective = small("lewel-byol")
-    for network in (objective.predictor, objective.aligned_predictor):
-        assert [type(layer).__name__ for layer in network] == ["Linear", "BatchNorm1d", "ReLU", "Linear"]
-        assert network[-1].bias is None
-
-
 # --- the losses, where the backbone hands on the views and the MLPs are matrices ------------------------------------
 
 
@@ -270,12 +254,6 @@ def test_metrics_of_the_moco_form() -> None:
     assert output.metrics["negative_similarity"].item() == pytest.approx(negative)
 
 
-def test_metrics_of_the_byol_form_say_what_the_loss_is() -> None:
-    output = output_of(small("lewel-byol", aligned_share=0.25), pictures())
-    similar = 0.75 * output.metrics["positive_similarity"] + 0.25 * output.metrics["aligned_similarity"]
-    assert output.loss.mean().item() == pytest.approx(4 - 4 * similar.item(), rel=1e-10)
-
-
 # --- whole objectives -----------------------------------------------------------------------------------------------
 
 
@@ -290,28 +268,6 @@ def test_share_decides_which_heads_learn(name: str, share: float) -> None:
     assert all((slope > 0) == (share > 0) for weight, slope in slopes.items() if weight.startswith("head.aligned"))
     idle = [weight for weight, slope in slopes.items() if weight.startswith("aligned_pred") and slope == 0]
     assert bool(idle) == (share == 0 and name == "lewel-byol")
-
-
-@both_forms
-def test_rationale_takes_the_gradient_of_the_whole_map(name: str) -> None:
-    """That at the average lacks what the aligned vectors see."""
-    output = output_of(small(name).eval(), pictures())
-    whole = map_gradcam(output.phi, output.loss).detach()
-    part = pooled_gradcam(output.phi, output.pooled, output.loss).detach()
-    assert (whole - part).abs().max() > 0.05 * whole.abs().max()
-    signed = Rationale(96, VARIANTS["finesight"]).double()(output, average_pooled=False).target
-    torch.testing.assert_close(signed, whole.abs() / whole.abs().amax((1, 2), keepdim=True), rtol=1e-9, atol=1e-12)
-
-
-def test_moco_form_of_one_image_vector_is_moco() -> None:
-    """Without its aligned share, the loss is InfoNCE of the projected averages."""
-    objective, views = small("lewel", aligned_share=0.0).eval(), pictures()
-    output = output_of(objective, views)
-    with torch.no_grad():
-        q = F.normalize(objective.head.shared(objective.backbone(views[0]).mean((2, 3))), dim=1).numpy()
-        k = F.normalize(objective.key_head.shared(objective.key_backbone(views[1]).mean((2, 3))), dim=1).numpy()
-    expected = info_nce_reference(q, k, objective.queue.vectors.numpy(), 0.2)
-    np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-8)
 
 
 @pytest.mark.parametrize(("queue", "batch"), [(13, 6), (5, 6), (6, 6)])
@@ -409,16 +365,6 @@ def test_a_queue_shorter_than_a_batch_is_refused() -> None:
         small("lewel", queue=1)
     assert len(small("lewel", queue="auto").aligned_queue.vectors) == 50
     assert LEWELConfig().queue == "auto"
-
-
-class Brightest(Pool):
-    uniform = False
-
-
-@both_forms
-def test_another_pooling_is_refused(name: str) -> None:
-    with pytest.raises(FineSightError, match="looks at single cells"):
-        type(small(name))(small(name).backbone, small(name).config, None, Brightest(96))
 
 
 @pytest.mark.parametrize("batch", [32, 128, 1024])
