@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, _module, loss_gradcam
+from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, loss_gradcam, restore_module
 from finesight.features.encoder import Encoder
 from finesight.methods.base import METHODS
 from finesight.training.run_folder import RunFolder
@@ -41,7 +41,7 @@ def test_it_is_the_gradient_of_the_loss_through_the_whole_map(run_of: RunOf, met
     assert (found >= 0).all()
     assert (found > 0).any(), "a map of zeros would say nothing"
     state = torch.load(next(run.checkpoints.glob("*.pt")), weights_only=True)["module"]
-    module = _module(run, encoder, state)
+    module = restore_module(run, encoder)
     assert not module.training
     kept = module.state_dict()
     assert all(torch.equal(kept[name], value) for name, value in state.items())
@@ -51,9 +51,9 @@ def test_it_is_the_gradient_of_the_loss_through_the_whole_map(run_of: RunOf, met
     labels = None
     if objective.labeled:
         labels = objective.head(objective.backbone(views()).mean((2, 3))).argmax(1)
-    outcome = objective(pair[: objective.views], torch.Generator().manual_seed(7), labels)
-    (slope,) = torch.autograd.grad(outcome.loss.sum(), outcome.phi)
-    torch.testing.assert_close(found, (slope * outcome.phi).sum(1).abs().detach(), rtol=1e-3, atol=1e-6)
+    output = objective(pair[: objective.views], torch.Generator().manual_seed(7), labels)
+    (slope,) = torch.autograd.grad(output.loss.sum(), output.phi)
+    torch.testing.assert_close(found, (slope * output.phi).sum(1).abs().detach(), rtol=1e-3, atol=1e-6)
 
 
 @pytest.mark.parametrize("method", ["moco-v2", "byol", "vicreg", "dino"])

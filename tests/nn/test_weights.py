@@ -3,8 +3,6 @@ import pickle
 import socket
 import subprocess
 import sys
-import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -49,7 +47,7 @@ def test_torchvision_pth(tmp_path: Path) -> None:
     torch.testing.assert_close(model.eval()(images), donor.eval()(images), rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("name", ["convnext_atto", "efficientnet_lite0", "regnetx_002", "resnet10t"])
+@pytest.mark.parametrize("name", ["test_convnext", "test_efficientnet", "regnetx_002", "resnet10t"])
 def test_timm_safetensors(tmp_path: Path, name: str) -> None:
     state = donor_state(name)
     save_file(state, tmp_path / "w.safetensors")
@@ -87,7 +85,7 @@ def test_moco_release_takes_the_query_encoder(tmp_path: Path, suffix: str) -> No
 
 @pytest.mark.parametrize(
     "prefix",
-    ["module.", "backbone.", "encoder.", "module.backbone.", "module.encoder.", "model.", "backbone.model."],
+    ["module.", "backbone.", "module.encoder.", "model.", "backbone.model."],
 )
 def test_prefixes_are_taken_off(tmp_path: Path, prefix: str) -> None:
     state = donor_state()
@@ -99,19 +97,13 @@ def test_prefixes_are_taken_off(tmp_path: Path, prefix: str) -> None:
     assert_holds(model, state)
 
 
-def test_half_precision_is_cast(tmp_path: Path) -> None:
-    state = {k: v.half() if v.is_floating_point() else v for k, v in donor_state().items()}
+def test_half_precision_is_cast_and_batch_counters_are_not_required(tmp_path: Path) -> None:
+    state = {k: v.half() for k, v in donor_state().items() if not k.endswith("num_batches_tracked")}
     save_file(state, tmp_path / "w.safetensors")
     model = fresh()
-    load_weights(model, tmp_path / "w.safetensors")
-    assert {p.dtype for p in model.parameters()} == {torch.float32}
-    assert_holds(model, state)
-
-
-def test_batch_counters_are_not_required(tmp_path: Path) -> None:
-    state = {k: v for k, v in donor_state().items() if not k.endswith("num_batches_tracked")}
-    torch.save(state, tmp_path / "w.bin")
-    assert load_weights(fresh(), tmp_path / "w.bin").startswith("100 of 100")
+    assert load_weights(model, tmp_path / "w.safetensors").startswith("100 of 100")
+    for name, tensor in model.named_parameters():
+        assert torch.equal(tensor, state[name].float()), name
 
 
 def test_a_few_missing_tensors_are_named(tmp_path: Path) -> None:
@@ -197,31 +189,27 @@ def test_a_hostile_pickle_runs_nothing(tmp_path: Path, how: str) -> None:
 def test_files_that_are_no_weights(tmp_path: Path, name: str, content: bytes, message: str) -> None:
     (tmp_path / name).write_bytes(content)
     with pytest.raises(FineSightError, match=message):
-        load_weights(fresh("resnet10t"), tmp_path / name)
+        load_weights(nn.Identity(), tmp_path / name)
 
 
 @pytest.mark.parametrize("content", [{"epoch": 3, "lr": 0.1}, [1, 2], {"state_dict": {}}, {}])
 def test_a_pickle_without_tensors(tmp_path: Path, content: object) -> None:
     torch.save(content, tmp_path / "w.pth")
     with pytest.raises(FineSightError, match="no weight tensors in it"):
-        load_weights(fresh("resnet10t"), tmp_path / "w.pth")
+        load_weights(nn.Identity(), tmp_path / "w.pth")
 
 
-def test_missing_file_and_folder(tmp_path: Path) -> None:
+def test_a_missing_file_a_folder_and_half_a_download(tmp_path: Path) -> None:
     with pytest.raises(FineSightError, match=r"'imagnet': no such file\. Give `imagenet`, `random`"):
-        load_weights(fresh("resnet10t"), "imagnet")
+        load_weights(nn.Identity(), "imagnet")
     with pytest.raises(FineSightError, match="a folder"):
-        load_weights(fresh("resnet10t"), tmp_path)
-
-
-def test_truncated_files(tmp_path: Path) -> None:
-    state = donor_state("resnet10t")
-    save_file(state, tmp_path / "w.safetensors")
-    torch.save(state, tmp_path / "w.pth")
+        load_weights(nn.Identity(), tmp_path)
+    save_file({"a": torch.zeros(9999)}, tmp_path / "w.safetensors")
+    torch.save({"a": torch.zeros(9999)}, tmp_path / "w.pth")
     for path in (tmp_path / "w.safetensors", tmp_path / "w.pth"):
         path.write_bytes(path.read_bytes()[:-5000])
         with pytest.raises(FineSightError, match=r"not a (readable safetensors|plain weight) file"):
-            load_weights(fresh("resnet10t"), path)
+            load_weights(nn.Identity(), path)
 
 
 def test_caffe_style_is_read_from_the_metadata(tmp_path: Path) -> None:
@@ -240,41 +228,42 @@ def test_a_model_without_pretrained_weights() -> None:
         imagenet_model(without)
 
 
-@pytest.fixture(params=["refuses", "never answers"])
-def dead_hub(request: pytest.FixtureRequest) -> Iterator[str]:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        if request.param == "never answers":
-            server.listen()
-        yield f"http://127.0.0.1:{server.getsockname()[1]}"
-
-
 HUB_SCRIPT = """
 import time
 from finesight.errors import FineSightError
 from finesight.nn.weights import imagenet_model
-start = time.monotonic()
-try:
-    imagenet_model("resnet18", num_classes=0)
-except FineSightError as error:
-    print(error)
-print(time.monotonic() - start)
+while input():
+    start = time.monotonic()
+    try:
+        imagenet_model("resnet18", hub_seconds=2, num_classes=0)
+    except FineSightError as error:
+        print(error, flush=True)
+    print(time.monotonic() - start, flush=True)
 """
 
 
-def test_a_dead_hub_fails_fast_and_names_the_ways_out(dead_hub: str, tmp_path: Path) -> None:
-    """In a process of its own, because the hub's address is read at import."""
-    environment = {**os.environ, "HF_ENDPOINT": dead_hub, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
-    for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE"):
-        environment.pop(name, None)
-    start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", HUB_SCRIPT], env=environment, capture_output=True, text=True, timeout=120
-    )
-    assert time.monotonic() - start < 100
-    message, seconds = done.stdout.strip().splitlines()
-    assert "ImageNet weights of 'resnet18' could not be fetched" in message
-    assert dead_hub in message
-    assert "--weights random" in message
-    assert "--weights FILE" in message
-    assert float(seconds) < 20
+def test_a_dead_hub_fails_fast_and_names_the_ways_out(tmp_path: Path) -> None:
+    """In a process of its own, because the hub's address is read at import. It refuses first, then never answers."""
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        hub = f"http://127.0.0.1:{server.getsockname()[1]}"
+        environment = {**os.environ, "HF_ENDPOINT": hub, "HF_HOME": str(tmp_path), "NO_PROXY": "127.0.0.1"}
+        for name in ("HF_HUB_CACHE", "HUGGINGFACE_HUB_CACHE", "HF_HUB_OFFLINE"):
+            environment.pop(name, None)
+        command = [sys.executable, "-c", HUB_SCRIPT]
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+        with subprocess.Popen(command, env=environment, **pipes) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            for listening in (False, True):
+                if listening:
+                    server.listen()
+                process.stdin.write("again\n")
+                process.stdin.flush()
+                message, seconds = process.stdout.readline(), process.stdout.readline()
+                assert "ImageNet weights of 'resnet18' could not be fetched" in message
+                assert hub in message
+                assert "--weights random" in message
+                assert "--weights FILE" in message
+                assert float(seconds) < 20
+            process.stdin.write("\n")

@@ -37,14 +37,6 @@ def test_responses_are_one_map_for_each_projection() -> None:
     assert torch.equal(branch(phi), responses.amax(1))
 
 
-def test_unit_input_ignores_how_strong_a_cell_is() -> None:
-    phi = torch.randn(2, 6, 3, 4, dtype=torch.float64)
-    strength = torch.rand(2, 1, 3, 4, dtype=torch.float64) + 0.1
-    unit, raw = make(input_norm="l2"), make(input_norm="none")
-    torch.testing.assert_close(unit(phi * strength), unit(phi), rtol=1e-12, atol=0)
-    assert not torch.allclose(raw(phi * strength), raw(phi))
-
-
 @pytest.mark.parametrize("training", [True, False])
 def test_batch_norm_form(training: bool) -> None:
     """Convolution, BN, ReLU, then the maximum; the statistics of the batch in training, the kept ones after."""
@@ -66,12 +58,6 @@ def test_batch_norm_form(training: bool) -> None:
     np.testing.assert_allclose(attention, expected, rtol=1e-10, atol=1e-12)
     assert attention.min() >= 0
     assert (branch.responses(phi) == 0).any()
-
-
-def test_bare_form_has_filters_and_nothing_else() -> None:
-    branch = make(projections=3)
-    assert {name: tuple(p.shape) for name, p in branch.named_parameters()} == {"filters.weight": (3, 6, 1, 1)}
-    assert (make().responses(torch.randn(2, 6, 3, 3, dtype=torch.float64)) < 0).any()
 
 
 def test_only_the_winning_projection_learns_from_a_cell() -> None:

@@ -49,10 +49,16 @@ def filters(branch: FittingBranch) -> np.ndarray:
 # --- what the head sees -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("power", [1.0, 2.0, 0.5])
-@pytest.mark.parametrize("divisor", ["shifted_max", "max"])
-@pytest.mark.parametrize("over", ["image", "batch"])
-@pytest.mark.parametrize("input_norm", ["none", "l2"])
+@pytest.mark.parametrize("power", [1.0, 2.0])
+@pytest.mark.parametrize(
+    ("divisor", "over", "input_norm"),
+    [
+        ("shifted_max", "image", "l2"),
+        ("max", "image", "none"),
+        ("shifted_max", "batch", "none"),
+        ("max", "batch", "l2"),
+    ],
+)
 def test_masked_pool_is_equations_8_and_9(power: float, divisor: str, over: str, input_norm: str) -> None:
     settings = {"mask_power": power, "mask_divisor": divisor, "mask_range": over, "input_norm": input_norm}
     branch, config = made(**settings)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.objective_output import ObjectiveOutput
-from finesight.nn.pooling import attention_mask, pool
+from finesight.nn.pooling import attention_mask
 from finesight.rationale.config import VARIANTS, RationaleConfig, VariantName
 from finesight.rationale.loss import Rationale
 from finesight.training.batches import Batch
@@ -110,13 +110,6 @@ def test_named_variants_are_what_paper_and_public_code_say() -> None:
         assert {key: dumped[key] for key in expected} == expected
 
 
-def test_finesight_is_the_variant_that_teaches_the_branch() -> None:
-    ours = VARIANTS["finesight"]
-    assert (ours.rectify, ours.target_scale, ours.input_norm, ours.detach_target) == ("abs", "max", "l2", True)
-    assert ours.branch_lr is not None
-    assert (ours.mask_range, ours.mask_divisor, ours.checkpoint) == ("image", "shifted_max", "last")
-
-
 def test_document_has_every_row_and_only_fields_that_exist() -> None:
     rows = re.findall(r"^\| (\d+) \|[^|]*\|([^|]*)\|", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
     assert [int(number) for number, _ in rows] == list(range(1, 17))
@@ -183,16 +176,6 @@ def test_every_field_is_tried_above() -> None:
     assert set(RationaleConfig.model_fields) - {"variant"} == {name for switch, _ in CHANGES for name in switch}
 
 
-def test_sign_of_the_score_decides_which_half_relu_keeps() -> None:
-    """Rows 1: loss and its negative keep disjoint cells that together are the magnitude."""
-    switches = {"rectify": "relu", "target_scale": "image"}
-    raising = observed(with_switch(score="loss", **switches))["target"]
-    lowering = observed(with_switch(score="negative_loss", **switches))["target"]
-    both = observed(with_switch(rectify="abs", target_scale="image"))["target"]
-    assert not ((raising > 0) & (lowering > 0)).any()
-    assert torch.equal(raising + lowering, both)
-
-
 # --- the switches that act elsewhere ------------------------------------------------------------------------------
 
 
@@ -208,7 +191,7 @@ def step_of(module: TrainingModule) -> Tensor:
     return loss.detach()
 
 
-@pytest.mark.parametrize(("lam", "nu"), [(1.0, 1.0), (1.0, 0.01), (0.5, 3.0), (0.0, 1.0), (1.0, 0.0)])
+@pytest.mark.parametrize(("lam", "nu"), [(1.0, 0.01), (0.5, 3.0), (0.0, 1.0)])
 def test_total_loss_weighs_both_parts(lam: float, nu: float) -> None:
     module = training_module(**{"rationale.lam": lam, "rationale.nu": nu})
     total = step_of(module)
@@ -240,14 +223,6 @@ def test_branch_takes_its_own_adam_step_or_a_part_of_the_sgd(variant: VariantNam
     assert {id(p) for p in heads["params"]} == trained - own
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_projection_head_follows_the_variant(variant: VariantName) -> None:
-    module = training_module(**{"rationale.variant": variant})
-    kinds = [type(layer).__name__ for layer in module.objective.head]
-    three = ["Linear", "ReLU", "Linear", "ReLU", "Linear", "BatchNorm1d"]
-    assert kinds == (three if VARIANTS[variant].projector == "3-layer-bn" else ["Linear", "ReLU", "Linear"])
-
-
 def tiny_encoder(**switches: Any) -> Encoder:
     torch.manual_seed(0)
     backbone = BackboneConfig(name="test_resnet", weights="random")
@@ -270,10 +245,3 @@ def test_encoder_masks_follow_range_and_divisor() -> None:
             plain = attention_mask(sharper.branch(phi), over=over, divisor=divisor)
             torch.testing.assert_close(sharper.masks(phi)["rationale"], plain * plain * plain)
     assert len({tuple(mask.flatten().tolist()) for mask in masks.values()}) == 4
-
-
-def test_sum_and_average_pooling_differ_by_a_constant_only() -> None:
-    """Row 11: the direction of Σ A'φ is that of the weighted mean."""
-    phi, mask = torch.rand(3, 6, 4, 4, dtype=torch.float64), torch.rand(3, 4, 4, dtype=torch.float64)
-    summed = (phi * mask[:, None]).sum((2, 3))
-    torch.testing.assert_close(F.normalize(pool(phi, mask), dim=1), F.normalize(summed, dim=1))

@@ -1,8 +1,7 @@
 """GradCAM (Eq. 3) of the objective a run was trained with, on images of choice: what the loss looks at.
 
-Every objective is asked through the same interface as in training (``ObjectiveOutput``): the first view is the
-image as the encoder sees it, the second the same image flipped. Nothing is drawn by lot, so a picture is the same every
-time.
+Every objective is called as in training: the first view is the image as the encoder sees it, the second the same image
+flipped. Nothing is random, so a picture is the same every time.
 """
 
 from __future__ import annotations
@@ -26,18 +25,18 @@ Rectify = Literal["abs", "relu"]
 
 
 class NoGradCAM(FineSightError):
-    """Why there is no GradCAM to be had; the rest of an explanation does not need it."""
+    """A run has no loss to differentiate; the rest of an explanation does not need it."""
 
 
 class ObjectiveCam:
-    """The training of a run as its last step left it: twins, queues and centers are those of the checkpoint.
+    """Computes GradCAM by the run's last checkpoint: momentum copies, queues and centers are as it has them.
 
-    It is the network that was trained. What a run exports may differ from it: DINO's teacher, an average with the
+    The network is the one that was trained. What a run exports may differ from it: DINO's teacher, an average with the
     initial weights (``initial_weight_ratio``), the best epoch instead of the last.
     """
 
     def __init__(self, run: RunFolder, encoder: Encoder) -> None:
-        module = _module(run, encoder, _state(run))
+        module = restore_module(run, encoder)
         self.objective: Objective = module.objective.to(encoder.device).eval().requires_grad_(False)
         self.hook = module.hook
         # Only heads and loss are differentiated: φ becomes a leaf, and no activation of the backbone is kept.
@@ -49,7 +48,7 @@ class ObjectiveCam:
         return 2 if self.objective.couples_batch else 1
 
     def __call__(self, views: Tensor, rectify: Rectify = "abs") -> Tensor:
-        """Normalized views (N, 3, R, R) -> (N, H, W), not negative; the views are one batch where the loss has one."""
+        """Return the maps of normalized views, which are one batch to the loss. (N, 3, R, R) -> (N, H, W)"""
         if len(views) < self.least:
             raise NoGradCAM(
                 f"The loss of {type(self.objective).__name__} compares the images of a batch: explain {self.least} "
@@ -67,7 +66,7 @@ class ObjectiveCam:
 
 
 def loss_gradcam(run: RunFolder, encoder: Encoder, views: Tensor) -> Tensor | None:
-    """|gᵀφ| of the run's objective, Σ_c (∂L/∂φ) φ in each cell; None where there is none to be had. -> (N, H, W)"""
+    """Return |gᵀφ| of the run's objective, |Σ_c (∂L/∂φ) φ| in each cell; None if the run has no loss. -> (N, H, W)"""
     try:
         return ObjectiveCam(run, encoder)(views)
     except NoGradCAM:
@@ -75,7 +74,7 @@ def loss_gradcam(run: RunFolder, encoder: Encoder, views: Tensor) -> Tensor | No
 
 
 def _state(run: RunFolder) -> dict[str, Tensor]:
-    """The module of the last checkpoint."""
+    """Return the state of the module in the last checkpoint."""
     if not run.config_file.exists():
         raise NoGradCAM(f"{run.root} is an encoder without its run: there is no loss to differentiate.")
     try:
@@ -94,11 +93,18 @@ def _state(run: RunFolder) -> dict[str, Tensor]:
     return state
 
 
-def _module(run: RunFolder, encoder: Encoder, state: dict[str, Tensor]) -> TrainingModule:
-    """As large as it was: sizes that depended on the data are read off the state, which spares opening the data.
+def restore_module(run: RunFolder, encoder: Encoder) -> TrainingModule:
+    """Return the run's training as its last checkpoint has it, in evaluation mode.
 
-    The encoder's settings spare it the weight file, which may lie elsewhere by now.
+    Neither the dataset nor a weight file is needed: sizes that depended on the data are read off the state, and the
+    backbone's settings are the encoder's.
+
+    Raises
+    ------
+    NoGradCAM
+        If the run was not trained or has no checkpoint that can be loaded.
     """
+    state = _state(run)
     config = run.config().model_copy(update={"backbone": encoder.config.backbone})
     kind = find_method(config.method).find_objective()
     assert kind is not None

@@ -23,7 +23,6 @@ from finesight.errors import FineSightError
 PICKLED = (".pth", ".pt", ".tar", ".bin")
 SUFFIXES = (".safetensors", *PICKLED)
 MIN_MATCHED = 0.9
-HUB_SECONDS = 10.0
 
 # What others wrap around a network's own names: DataParallel and torch.compile, then its role in training
 # (MoCo v1/v2 `encoder_q`, v3 `base_encoder`), then FineSight's own `backbone.model`. Momentum copies
@@ -96,14 +95,14 @@ def weight_file(file: str | Path) -> Path:
     return path
 
 
-def imagenet_model(name: str, **options: Any) -> nn.Module:
-    """Return the timm model with its pretrained weights; fail in seconds when the hub is out of reach."""
+def imagenet_model(name: str, *, hub_seconds: float = 10.0, **options: Any) -> nn.Module:
+    """Return the timm model with its pretrained weights; fail after ``hub_seconds`` when the hub is out of reach."""
     source = timm.get_pretrained_cfg(name)
     if source is None or not source.has_weights:
         raise FineSightError(
             f"timm has no pretrained weights for '{name}'. Use --weights random or --weights FILE, or another backbone."
         )
-    reason = _hub_problem(source)
+    reason = _hub_problem(source, hub_seconds)
     if reason is None:
         try:
             model: nn.Module = timm.create_model(name, pretrained=True, **options)
@@ -117,7 +116,7 @@ def imagenet_model(name: str, **options: Any) -> nn.Module:
     )
 
 
-def _hub_problem(source: Any) -> str | None:
+def _hub_problem(source: Any, seconds: float) -> str | None:
     """Return why the hub cannot serve these weights, or None. The hub's own client would retry for a minute.
 
     The request runs in a thread because name lookup has no time limit.
@@ -125,11 +124,11 @@ def _hub_problem(source: Any) -> str | None:
     if _is_cached(source):
         return None
     url = hf_hub_url(source.hf_hub_id, "model.safetensors") if source.hf_hub_id else source.url
-    answer = [f"no answer within {HUB_SECONDS:.0f} s from {url}"]
+    answer = [f"no answer within {seconds:.0f} s from {url}"]
 
     def ask() -> None:
         try:
-            status = get_session().head(url, timeout=HUB_SECONDS / 2).status_code
+            status = get_session().head(url, timeout=seconds / 2).status_code
             # 404: the hub is there, and this model's file has another name
             answer[0] = "" if status < 400 or status == 404 else f"{url} answered {status}"
         except Exception as error:
@@ -137,7 +136,7 @@ def _hub_problem(source: Any) -> str | None:
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
-    thread.join(HUB_SECONDS)
+    thread.join(seconds)
     return answer[0] or None
 
 

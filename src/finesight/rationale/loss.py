@@ -112,24 +112,25 @@ class Rationale(nn.Module):
             target = target.detach()
         attention = self.branch(_scale_gradient(phi, config.encoder_gradient))
         loss = rationale_kl(target, attention, config)
-        metrics = self._health(loss, target, attention)
+        metrics = rationale_metrics(loss, target, attention, config.tau)
         for branch in self.study.values():
             loss = loss + rationale_kl(target.detach(), branch(phi.detach()), config)
         return RationaleOutput(loss, target.detach(), attention.detach(), metrics)
 
-    @torch.no_grad()
-    def _health(self, loss: Tensor, target: Tensor, attention: Tensor) -> dict[str, Tensor]:
-        """Return how far both maps are from uniform, in nats, and the entropy of the mask (1 = uniform)."""
-        mask = attention_mask(attention).flatten(1)  # whatever the divisor: a share has no scale
-        total = mask.sum(1, keepdim=True)
-        share = torch.where(total > 0, mask / total, 1 / mask.shape[1])
-        entropy = -(share * share.clamp(min=1e-12).log()).sum(1).mean() / math.log(max(2, share.shape[1]))
-        return {
-            "kl": loss.detach(),
-            "kl_target_uniform": kl_from_uniform(target, self.config.tau),
-            "kl_attention_uniform": kl_from_uniform(attention, self.config.tau),
-            "mask_entropy": entropy,
-        }
+
+@torch.no_grad()
+def rationale_metrics(loss: Tensor, target: Tensor, attention: Tensor, tau: float) -> dict[str, Tensor]:
+    """Return the loss, how far both maps are from uniform, in nats, and the entropy of the mask (1 = uniform)."""
+    mask = attention_mask(attention).flatten(1)  # whatever the divisor: a share has no scale
+    total = mask.sum(1, keepdim=True)
+    share = torch.where(total > 0, mask / total, 1 / mask.shape[1])
+    entropy = -(share * share.clamp(min=1e-12).log()).sum(1).mean() / math.log(max(2, share.shape[1]))
+    return {
+        "kl": loss.detach(),
+        "kl_target_uniform": kl_from_uniform(target, tau),
+        "kl_attention_uniform": kl_from_uniform(attention, tau),
+        "mask_entropy": entropy,
+    }
 
 
 def kl_from_uniform(maps: Tensor, tau: float) -> Tensor:
