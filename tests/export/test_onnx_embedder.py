@@ -17,8 +17,7 @@ import pytest
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.export.onnx import describe
-from finesight.features.embedder import TorchEmbedder
-from finesight.features.onnx_embedder import OnnxEmbedder
+from finesight.features.embedder import OnnxEmbedder, TorchEmbedder
 from finesight.features.onnx_runtime import output_names, output_of
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Box

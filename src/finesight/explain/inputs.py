@@ -36,12 +36,7 @@ class Selection:
 def select_images(images: Sequence[str | Path], count: int | None) -> Selection:
     """Return all images given, or ``count`` of them, spaced evenly: over the classes where there are labels.
 
-    Of a data set that has a test split, only the test images are taken.
-
-    Raises
-    ------
-    FineSightError
-        If there are none, or a place does not exist.
+    Of a data set that has a test split, only the test images are taken. A ``FineSightError`` says what is missing.
     """
     if not images:
         raise FineSightError("There are no images to explain: give files, a folder, a list or a data set.")

@@ -60,10 +60,7 @@ def export_onnx(
 ) -> Exported:
     """Write the encoder of a finished run as ``out``.
 
-    Raises
-    ------
-    FineSightError
-        If it cannot be exported, or differs from PyTorch by more than ``tolerance``; no file is left then.
+    If it differs from PyTorch by more than ``tolerance``, a ``FineSightError`` is raised and no file is left.
     """
     out = Path(out)
     check_target(out)

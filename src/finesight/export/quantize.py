@@ -58,11 +58,8 @@ class Quantized:
     def summary(self) -> dict[str, Any]:
         """Return the numbers for ``--json``."""
         facts = asdict(self)
-        old = {
-            "neighbours": facts.pop("neighbors"),
-            "neighbours_kept": facts.pop("neighbors_kept"),
-        }
-        return {**facts, **old, "file": str(self.file), "warnings": self.warnings()}
+        spelled = {f"neighbours{end}": facts.pop(f"neighbors{end}") for end in ("", "_kept")}  # as ever in JSON
+        return {**facts, **spelled, "file": str(self.file), "warnings": self.warnings()}
 
     def warnings(self) -> list[str]:
         """Return what to say where the quality is poor."""

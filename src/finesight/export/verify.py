@@ -32,14 +32,15 @@ def check(
     encoder: Encoder, model: Path, names: Sequence[str], *, seed: int = 0, progress: bool = True
 ) -> tuple[Difference, ...]:
     """Return how far every output of the file is from what the encoder itself gives for the same pixels."""
-    session, found = open_session(model), {name: _Worst(name) for name in names}
+    session = open_session(model)
+    found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
     inputs = list(trials(encoder.config.resolution, encoder.backbone.stride, seed))
     for images, region in track(inputs, len(inputs), "checking", show=progress):
         given = {IMAGES: images.numpy()} | ({} if region is None else {REGION: region.numpy()})
         wanted = reference(encoder, images, region, names)
         for name, got in zip(names, session.run(list(names), given), strict=True):
-            found[name].add(wanted[name], got)
-    return tuple(worst.difference() for worst in found.values())
+            found[name] += _compare(name, wanted[name], got)
+    return tuple(_worst(name, rows) for name, rows in found.items())
 
 
 @torch.no_grad()
@@ -78,28 +79,22 @@ def _pixels(images: Tensor) -> Tensor:
     return (255 * images).round().to(torch.uint8).permute(0, 2, 3, 1).contiguous()
 
 
-class _Worst:
-    """Collects the differences of one output."""
+def _compare(name: str, wanted: NDArray[np.float32], got: NDArray[np.float32]) -> list[tuple[float, float, float]]:
+    """Return absolute and relative difference and cosine for each of N images."""
+    assert wanted.shape == got.shape, f"{name}: {wanted.shape} and {got.shape}"
+    # a mask is in [0, 1], unless its divisor is the plain maximum (variant "paper"), which may be near 0
+    least = 1.0 if name == ATTENTION else 1e-12
+    rows = []
+    for want, have in zip(wanted.astype(np.float64), got.astype(np.float64), strict=True):
+        gap = float(np.abs(want - have).max())
+        rows.append((gap, gap / max(float(np.abs(want).max()), least), cosine(want.ravel(), have.ravel())))
+    return rows
 
-    def __init__(self, name: str) -> None:
-        self.name = name
-        self.absolute, self.relative, self.cosine = [0.0], [0.0], [1.0]
 
-    def add(self, wanted: NDArray[np.float32], got: NDArray[np.float32]) -> None:
-        """Compare the outputs of N images."""
-        assert wanted.shape == got.shape, f"{self.name}: {wanted.shape} and {got.shape}"
-        for want, have in zip(wanted.astype(np.float64), got.astype(np.float64), strict=True):
-            gap = float(np.abs(want - have).max())
-            self.absolute.append(gap)
-            # a mask is in [0, 1], unless its divisor is the plain maximum (variant "paper"), which may be near 0
-            least = 1.0 if self.name == ATTENTION else 1e-12
-            self.relative.append(gap / max(float(np.abs(want).max()), least))
-            self.cosine.append(cosine(want.ravel(), have.ravel()))
-
-    def difference(self) -> Difference:
-        """Return the worst of them; numpy's extremes, unlike Python's, are nan if one of the values is."""
-        smallest = None if self.name in (ATTENTION, RESPONSES) else float(np.min(self.cosine))
-        return Difference(self.name, float(np.max(self.absolute)), float(np.max(self.relative)), smallest)
+def _worst(name: str, rows: list[tuple[float, float, float]]) -> Difference:
+    absolute, relative, cosines = np.transpose([(0.0, 0.0, 1.0), *rows])
+    smallest = None if name in (ATTENTION, RESPONSES) else float(np.min(cosines))
+    return Difference(name, float(np.max(absolute)), float(np.max(relative)), smallest)  # nan if one of them is
 
 
 def cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:

@@ -106,10 +106,7 @@ class Encoder(nn.Module):
     def prepare(self, images: ImageLike | Tensor | Sequence[ImageLike]) -> Tensor:
         """Return normalized views (N, 3, R, R): short side 8/7 R, center crop. A tensor is taken as it is.
 
-        Raises
-        ------
-        FineSightError
-            If there are no images, one cannot be read, or a tensor has another shape.
+        No images, one that cannot be read, or a tensor of another shape raise ``FineSightError``.
         """
         if isinstance(images, Tensor):
             if images.ndim != 4 or images.shape[1] != 3:
@@ -236,10 +233,7 @@ class Encoder(nn.Module):
     def load(cls, folder: str | Path) -> Self:
         """Load from an encoder folder, or from the run folder that holds one. Nothing is unpickled.
 
-        Raises
-        ------
-        FineSightError
-            If there is no encoder, or it is damaged.
+        A missing or damaged encoder is a ``FineSightError``.
         """
         folder = encoder_folder(folder)
         if not (folder / CONFIG).exists():

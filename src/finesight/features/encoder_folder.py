@@ -20,10 +20,7 @@ def encoder_folder(run: str | Path) -> Path:
 def fingerprint(run: str | Path) -> str:
     """Return a digest of an encoder's configuration and weights: two that differ make different features.
 
-    Raises
-    ------
-    FineSightError
-        If a file of the encoder cannot be read.
+    A file that cannot be read is a ``FineSightError``.
     """
     folder = encoder_folder(run)
     digest = hashlib.blake2b(digest_size=16)

@@ -46,12 +46,8 @@ def extract(
 ) -> Extracted:
     """Embed ``indices`` of the cache under each pooling.
 
-    Features of more than ``WIDE`` numbers come as ``WideRows``, others as float32 arrays.
-
-    Raises
-    ------
-    FineSightError
-        If a pooling needs annotated objects and the data has none.
+    Features of more than ``WIDE`` numbers come as ``WideRows``, others as float32 arrays. A pooling that needs
+    annotated objects is a ``FineSightError`` where the data has none.
     """
     oracles = [name for name in poolings if find_pooling(name).needs_objects]
     if oracles and not has_objects(cache.source):

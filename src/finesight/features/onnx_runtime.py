@@ -49,13 +49,7 @@ def output_of(space: str, pooling: Pooling) -> str:
 
 
 def require(name: str) -> ModuleType:
-    """Import a package of the extra.
-
-    Raises
-    ------
-    FineSightError
-        If it is not installed; the message says how to install it.
-    """
+    """Import a package of the extra; if it is missing, a ``FineSightError`` says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:
@@ -66,10 +60,7 @@ def require(name: str) -> ModuleType:
 def open_session(model: Path, threads: int | None = None) -> Any:
     """Open the file in onnxruntime on the CPU, with ``threads`` threads or one for each core.
 
-    Raises
-    ------
-    FineSightError
-        If there is no such file, or onnxruntime cannot run it.
+    A file that is missing or cannot be run is a ``FineSightError``.
     """
     runtime = require("onnxruntime")
     options = runtime.SessionOptions()
@@ -85,13 +76,7 @@ def open_session(model: Path, threads: int | None = None) -> Any:
 
 
 def read_metadata(session: Any, model: Path) -> dict[str, Any]:
-    """Return what ``finesight export`` wrote into the file about its encoder.
-
-    Raises
-    ------
-    FineSightError
-        If there is nothing, or it cannot be read.
-    """
+    """Return what ``finesight export`` wrote into the file about its encoder, or raise ``FineSightError``."""
     text = session.get_modelmeta().custom_metadata_map.get(KEY)
     if text is None:
         raise FineSightError(f"{model} was not made by `finesight export`: it does not say which encoder it is.")

@@ -29,12 +29,7 @@ def picture_view(picture: Picture, resolution: int, region: Box | None = None) -
     """Return the center of a picture: its short side is resized to 8/7 R, then R × R pixels are cropped.
 
     With a ``region`` that the center does not hold, the crop moves, at the same scale, to where it holds as much of it
-    as it can.
-
-    Raises
-    ------
-    SkipImage
-        If the picture cannot be read.
+    as it can. A picture that cannot be read raises ``SkipImage``.
     """
     image, (width, height) = _open(picture, cache_side(resolution))
     geometry = Geometry.fit(width, height, cache_side(resolution))
@@ -90,13 +85,7 @@ def region_share(view: View, region: Box) -> NDArray[np.float32]:
 
 
 def check_box(box: Box) -> Box:
-    """Return the box clipped to the picture.
-
-    Raises
-    ------
-    FineSightError
-        If the box is empty or not in the picture; the message says how one is given.
-    """
+    """Return the box clipped to the picture; one that is empty or outside is a ``FineSightError``."""
     x, y, width, height = box
     inside = x >= 0 and y >= 0 and x + width <= 1 + LEAST and y + height <= 1 + LEAST
     if not all(map(math.isfinite, box)) or not inside or width < LEAST or height < LEAST:

@@ -1,8 +1,5 @@
 """Names of poolings as settings: what a configuration may hold is asked of the registry."""
 
-from __future__ import annotations
-
-from collections.abc import Iterable
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -11,20 +8,16 @@ from pydantic_core import PydanticCustomError
 from finesight.nn.poolings import offered_poolings
 
 
-def _one_of(name: str, known: Iterable[str]) -> str:
-    names = list(known)
+def _offered(name: str, *, trainable: bool = False) -> str:
+    names = [name for name, pooling in offered_poolings().items() if pooling.trainable or not trainable]
     if name not in names:
         *first, last = map(repr, names)
         raise PydanticCustomError("literal_error", f"Input should be {', '.join(first)} or {last}")
     return name
 
 
-def _offered(name: str) -> str:
-    return _one_of(name, offered_poolings())
-
-
 def _trainable(name: str) -> str:
-    return _one_of(name, (name for name, pooling in offered_poolings().items() if pooling.trainable))
+    return _offered(name, trainable=True)
 
 
 PoolingName = Annotated[str, AfterValidator(_offered)]

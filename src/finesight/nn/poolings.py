@@ -193,13 +193,7 @@ def branch_mask_name(branch: str) -> str:
 
 
 def find_pooling(name: str) -> Pooling:
-    """Return the pooling that a command, a file or a result calls ``name``.
-
-    Raises
-    ------
-    FineSightError
-        If there is none.
-    """
+    """Return the pooling that a command, a file or a result calls ``name``, or raise ``FineSightError``."""
     kind, _, branch = name.partition(":")
     if kind == RATIONALE and branch:
         return BranchPooling(branch.removesuffix("-gem"), gem=branch.endswith("-gem"))

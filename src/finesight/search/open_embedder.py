@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from finesight.errors import FineSightError
-from finesight.features.embedder import TorchEmbedder
-from finesight.features.onnx_embedder import OnnxEmbedder
+from finesight.features.embedder import OnnxEmbedder, TorchEmbedder
 from finesight.features.types import Embedder
 from finesight.search.base import Index
 
