@@ -9,12 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from PIL import Image
+from PIL import Image, ImageOps
 from torchvision.transforms.functional import center_crop as center_crop_of_torchvision
 
-from finesight.data.color import normalize
+from finesight.data.geometry import cache_side, read_resized
 from finesight.errors import FineSightError, SkipImage
-from finesight.features.encoder import Encoder
 from finesight.features.preprocess import (
     WHOLE,
     center_box,
@@ -25,7 +24,6 @@ from finesight.features.preprocess import (
     region_share,
 )
 from finesight.features.types import Box
-from indexes import small_encoder
 from reference.nearest import cover
 
 SIZES = {
@@ -40,41 +38,31 @@ SIZES = {
 }
 
 
-@pytest.fixture(scope="module")
-def encoder(tmp_path_factory: pytest.TempPathFactory) -> Encoder:
-    return Encoder.load(small_encoder(tmp_path_factory.mktemp("encoder")))
-
-
-def normalized(pixels: np.ndarray, encoder: Encoder) -> torch.Tensor:
-    picture = torch.from_numpy(pixels).permute(2, 0, 1)[None].float().div_(255)
-    return normalize(picture, encoder.config.mean, encoder.config.std)
-
-
 @pytest.mark.parametrize("name", SIZES)
-def test_the_encoders_own_pixels(encoder: Encoder, picture: Callable[..., Path], name: str) -> None:
+def test_the_pixels_are_those_of_the_cache(picture: Callable[..., Path], name: str) -> None:
+    """However the picture is given; also where the decoder takes short cuts."""
     file = picture(name, SIZES[name])
     view = picture_view(file, 32)
+    cached, _ = read_resized(file, cache_side(32))
+    assert np.array_equal(view.pixels, center_crop(cached, 32))
     assert view.pixels.shape == (32, 32, 3)
     assert (view.width, view.height) == SIZES[name]
-    assert torch.equal(normalized(view.pixels, encoder), encoder.prepare(file))
     assert view.box == center_box(*SIZES[name], 32)
-    with Image.open(file) as opened:
-        assert torch.equal(normalized(picture_view(opened, 32).pixels, encoder), encoder.prepare(opened))
     with open(file, "rb") as stream:
-        assert np.array_equal(picture_view(stream, 32).pixels, view.pixels)
-    assert np.array_equal(picture_view(io.BytesIO(file.read_bytes()), 32).pixels, view.pixels)
-    assert np.array_equal(picture_view(str(file), 32).pixels, view.pixels)
+        for given in (str(file), stream, io.BytesIO(file.read_bytes())):
+            assert np.array_equal(picture_view(given, 32).pixels, view.pixels)
 
 
 @pytest.mark.parametrize("turn", range(1, 9))
-def test_a_photo_on_its_side(encoder: Encoder, picture: Callable[..., Path], tmp_path: Path, turn: int) -> None:
+def test_a_photo_on_its_side(picture: Callable[..., Path], tmp_path: Path, turn: int) -> None:
     with Image.open(picture("upright.png", (500, 300))) as image:
         exif = Image.Exif()
         exif[0x0112] = turn
-        image.save(tmp_path / "turned.jpg", exif=exif)
-    view = picture_view(tmp_path / "turned.jpg", 32)
+        image.save(tmp_path / "turned.png", exif=exif)
+    view = picture_view(tmp_path / "turned.png", 32)
     assert (view.width, view.height) == ((300, 500) if turn >= 5 else (500, 300))
-    assert torch.equal(normalized(view.pixels, encoder), encoder.prepare(tmp_path / "turned.jpg"))
+    with Image.open(tmp_path / "turned.png") as image:
+        assert np.array_equal(view.pixels, picture_view(ImageOps.exif_transpose(image), 32).pixels)
 
 
 def test_where_the_view_lies(tmp_path: Path) -> None:

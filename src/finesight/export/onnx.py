@@ -119,7 +119,7 @@ def trace(encoder: Encoder, *, responses: bool = False) -> Any:
     example = torch.zeros(2, height, width, 3, dtype=torch.uint8), torch.ones(2, height, width)
     free = {axis: torch.export.Dim.DYNAMIC for axis in range(3)}
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 graph,
                 example,
@@ -149,17 +149,18 @@ def _refuse_same_padding(encoder: Encoder) -> None:
 
 
 @contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the exporter's warnings of its own deprecations and its log, none of which a user can act on."""
-    logger = logging.getLogger("torch.onnx")
-    level = logger.level
-    logger.setLevel(logging.ERROR)
+def quiet() -> Iterator[None]:
+    """Silence the warnings and logs of exporter and quantizer, none of which a user can act on."""
+    before, runtime = logging.root.manager.disable, require("onnxruntime")
+    logging.disable(logging.WARNING)
+    runtime.set_default_logger_severity(3)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             yield
     finally:
-        logger.setLevel(level)
+        logging.disable(before)
+        runtime.set_default_logger_severity(2)  # onnxruntime's default
 
 
 def _finish(model: Any) -> Any:

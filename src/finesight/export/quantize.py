@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import logging
 import tempfile
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +14,7 @@ from numpy.typing import NDArray
 
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
-from finesight.export.onnx import PHI, write_model
+from finesight.export.onnx import PHI, quiet, write_model
 from finesight.features.embedder import unit
 from finesight.features.onnx_runtime import (
     ATTENTION,
@@ -125,7 +123,7 @@ def _quantize(model: Path, views: Sequence[Pixels], *, progress: bool) -> Any:
             pixels = next(batches, None)
             return None if pixels is None else {IMAGES: pixels[None]}
 
-    with tempfile.TemporaryDirectory() as scratch, _quiet():
+    with tempfile.TemporaryDirectory() as scratch, quiet():
         written = Path(scratch) / "int8.onnx"
         quantization.quantize_static(
             str(model),
@@ -141,19 +139,6 @@ def _quantize(model: Path, views: Sequence[Pixels], *, progress: bool) -> Any:
             calibrate_method=quantization.CalibrationMethod.MinMax,
         )
         return onnx.load(str(written))
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Silence the advice that onnxruntime logs for whoever wrote the graph."""
-    before, runtime = logging.root.manager.disable, require("onnxruntime")
-    logging.disable(logging.WARNING)
-    runtime.set_default_logger_severity(3)
-    try:
-        yield
-    finally:
-        logging.disable(before)
-        runtime.set_default_logger_severity(2)  # as it begins
 
 
 def before_phi(graph: Any) -> list[str]:
