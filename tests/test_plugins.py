@@ -1,4 +1,4 @@
-"""A package outside the tree adds a method, a dataset layout and a metric; every command shows them.
+"""A package outside the tree adds a method, a dataset layout, a metric and a pooling; every command shows them.
 
 The method is the one that CONTRIBUTING.md walks through, taken from that page word by word.
 """
@@ -6,16 +6,38 @@ The method is the one that CONTRIBUTING.md walks through, taken from that page w
 from __future__ import annotations
 
 import json
+import os
 import re
+import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 
-from processes import Finished, command
+from processes import Finished, command, finesight
 
 PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
-GROUPS = {"finesight.methods": "align_uniform", "finesight.datasets": "toy_layout", "finesight.metrics": "toy_metric"}
+GROUPS = {
+    "finesight.methods": "align_uniform",
+    "finesight.datasets": "toy_layout",
+    "finesight.metrics": "toy_metric",
+    "finesight.poolings": "toy_pooling",
+}
+POOLING = '''
+"""The largest value of each channel."""
+
+from finesight.nn.poolings import Pooling, register_pooling
+
+
+@register_pooling
+class Max(Pooling):
+    name = "max"
+    words = "the largest of all cells"
+
+    def __call__(self, phi, masks, responses=None, region=None):
+        return phi.amax((2, 3))
+'''
 LAYOUT = '''
 """Pictures in folders named CLASS_SPLIT, with a file that says what they are."""
 
@@ -70,7 +92,7 @@ def plugin(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Write the package and what an installer would write beside it."""
     folder = tmp_path_factory.mktemp("site")
     [method] = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL)
-    for name, code in (("align_uniform", method), ("toy_layout", LAYOUT), ("toy_metric", METRIC)):
+    for name, code in zip(GROUPS.values(), (method, LAYOUT, METRIC, POOLING), strict=True):
         (folder / f"{name}.py").write_text(code)
     info = folder / "align_uniform-0.1.0.dist-info"
     info.mkdir()
@@ -144,6 +166,17 @@ def test_evaluate_scores_the_metric_and_the_report_shows_it(plugin: Path, run: P
 def test_compare_has_the_metric(plugin: Path, run: Path, toy: Path) -> None:
     compared = finished(plugin, "compare", run, run, "--data", toy, "--json", "--quiet").out
     assert "r_precision" in compared
+
+
+def test_embed_takes_the_pooling(plugin: Path, run: Path, toy: Path, tmp_path: Path) -> None:
+    """In a fresh process: the command line lists poolings when it is imported."""
+    path = os.pathsep.join([str(plugin), *sys.path])
+    done = finesight("embed", run, toy, "-o", tmp_path / "max.npz", "--pooling", "max", "--quiet", PYTHONPATH=path)
+    assert done.code == 0, done.err
+    finished(plugin, "embed", run, toy, "-o", tmp_path / "average.npz", "--pooling", "average", "--quiet")
+    largest, average = (np.load(tmp_path / f"{name}.npz")["features"] for name in ("max", "average"))
+    assert (largest >= average).all()
+    assert (largest > average).any()
 
 
 def test_explain_shows_the_gradcam_of_its_loss(plugin: Path, run: Path, toy: Path, tmp_path: Path) -> None:

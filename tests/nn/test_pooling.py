@@ -159,6 +159,12 @@ def test_a_pooling_describes_itself(pooling: Pooling) -> None:
     assert not (pooling.offered and pooling.needs_objects), "no user's folder has what an oracle needs"
 
 
+def test_a_pooling_of_its_own_kind_is_no_sum_over_cells() -> None:
+    assert all(pooling.is_sum_over_cells for pooling in EVERY)
+    largest = type("Max", (Pooling,), {"name": "max", "__call__": lambda self, phi, *_: phi.amax((2, 3))})()
+    assert not largest.is_sum_over_cells
+
+
 def test_which_are_offered_and_kept() -> None:
     names = ["average", "gem", "energy", "energy-gem", "rationale", "rationale-gem", "bilinear"]
     assert list(offered_poolings()) == names

@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from finesight.errors import unknown
+from finesight.errors import FineSightError, unknown
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import Picture, region_share, require_view
 from finesight.features.types import Box, View
@@ -71,6 +71,8 @@ def similarity(
     pooling = find_pooling(by or encoder.config.pooling)
     if not pooling.offered:
         raise unknown("pooling", pooling.name, offered_poolings())
+    if not pooling.is_sum_over_cells:
+        raise FineSightError(f"A score by pooling {pooling.name!r} cannot be taken apart: it is no sum over cells.")
     encoder.require_branch(pooling)
     parts = feature_parts(encoder, open_view(encoder, query, region), pooling, region)
     return decompose(parts, feature_parts(encoder, open_view(encoder, hit), pooling), pooling)

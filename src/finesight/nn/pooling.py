@@ -19,7 +19,7 @@ def attention_mask(
     over: Literal["image", "batch"] = "image",
     divisor: Literal["shifted_max", "max"] = "shifted_max",
 ) -> Tensor:
-    """A' = (A − min A) / (1e-7 + max A), Eq. 8; (N, H, W) -> (N, H, W).
+    """Return A' = (A − min A) / (1e-7 + max A), Eq. 8. (N, H, W) -> (N, H, W)
 
     Dividing by the maximum of the *shifted* map keeps the mask in [0, 1] even where all of A is negative. A range over
     the batch makes a feature depend on its batch-mates; it is here because the released code does it.
@@ -31,14 +31,14 @@ def attention_mask(
 
 
 def energy_map(phi: Tensor) -> Tensor:
-    """Channel energy Σ_c φ, the label-free control every learned mask must beat. (N, C, H, W) -> (N, H, W)"""
+    """Return channel energy Σ_c φ, the label-free control every learned mask must beat. (N, C, H, W) -> (N, H, W)"""
     return phi.sum(1)
 
 
 def pool(phi: Tensor, mask: Tensor | None = None, *, gem: bool = False) -> Tensor:
-    """Mask-weighted mean of φ over positions (Eq. 9 up to a constant). (N, C, H, W), (N, H, W) -> (N, C)
+    """Return the mask-weighted mean of φ over positions (Eq. 9 up to a constant). (N, C, H, W), (N, H, W) -> (N, C)
 
-    A mask that is zero everywhere (a constant A) says nothing about *where*: the mean is plain then.
+    A mask that is zero everywhere (a constant A) says nothing about *where*: all cells then count alike.
     """
     if gem:
         phi = phi.clamp(min=LEAST).pow(GEM_POWER)
@@ -57,18 +57,18 @@ def upcast(x: Tensor) -> Tensor:
 
 
 def average(phi: Tensor) -> Tensor:
-    """φ averaged over its cells, never in half precision. (N, C, H, W) -> (N, C)"""
+    """Average φ over its cells, never in half precision. (N, C, H, W) -> (N, C)"""
     return phi.mean((2, 3), dtype=torch.promote_types(phi.dtype, torch.float32))
 
 
 def bilinear(phi: Tensor, responses: Tensor) -> Tensor:
-    """concat_k mean_ij a_k,ij φ_ij, without K copies of φ. (N, C, H, W), (N, K, H, W) -> (N, K*C)"""
+    """Return concat_k mean_ij a_k,ij φ_ij, without K copies of φ. (N, C, H, W), (N, K, H, W) -> (N, K*C)"""
     cells = phi.shape[2] * phi.shape[3]
     return torch.einsum("nkhw,nchw->nkc", responses, phi).flatten(1) / cells
 
 
 class Pool(nn.Module):
-    """What a head sees of φ while training: its average, or what a subclass makes of it."""
+    """Pools φ for the head while training: the average, or what a subclass makes of it."""
 
     uniform = True  # every cell counts alike: GradCAM then needs the gradient at the pooled vector only
 
@@ -82,7 +82,7 @@ class Pool(nn.Module):
 
 
 def object_share(objects: Tensor, height: int, width: int) -> Tensor:
-    """The share of each cell of φ's grid that the object covers. (N, R, R) -> (N, H, W)"""
+    """Return the share of each cell of φ's grid that the object covers. (N, R, R) -> (N, H, W)"""
     return adaptive_avg_pool2d(objects.float()[:, None], (height, width))[:, 0]
 
 

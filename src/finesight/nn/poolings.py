@@ -59,6 +59,11 @@ class Pooling:
         return channels
 
     @property
+    def is_sum_over_cells(self) -> bool:
+        """Whether a score can be taken apart into cells: not if a subclass pools in a way of its own."""
+        return self.per_projection or type(self).__call__ is Pooling.__call__
+
+    @property
     def shown_mask(self) -> str:
         """The mask that stands for this pooling in pictures: channel energy for one that weighs nothing."""
         return self.mask or "energy"
