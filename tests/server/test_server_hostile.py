@@ -156,7 +156,11 @@ PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
         pytest.param(b"{}", {"content-type": "application/json"}, 415, "multipart", id="json"),
         pytest.param(drawn(), {"content-type": "image/png"}, 415, "multipart", id="bare picture"),
         pytest.param(b"x", {}, 415, "multipart", id="no type"),
-        pytest.param(b"x", {"content-type": "multipart/form-data"}, 400, "boundary", id="no boundary"),
+        pytest.param(b"x", {"content-type": "multipart/form-data"}, 400, "well-formed", id="no boundary"),
+        pytest.param(
+            b"x", {"content-type": 'multipart/form-data; boundary="'}, 400, "cannot be read", id="empty boundary"
+        ),
+        pytest.param(b"x", {"content-type": 'multipart/form-data; boundary="\\"; a"'}, 400, "", id="quoted boundary"),
         pytest.param(b"x", {"content-type": "multipart/form-data; boundary=" + "b" * 500}, 400, "", id="long boundary"),
         pytest.param(b"nothing of the sort", MULTIPART, 400, "cannot be read", id="no parts"),
         pytest.param(b"", MULTIPART, 400, "well-formed", id="empty body"),
@@ -180,6 +184,19 @@ PART = b'--b\r\nContent-Disposition: form-data; name="%s"\r\n\r\n'
 def test_forms_that_are_none(web: Web, body: bytes, headers: dict[str, str], status: int, word: str) -> None:
     refused(web.post("/api/search", content=body, headers=headers), status, word)
     still_well(web)
+
+
+@pytest.mark.parametrize("charset", ["undefined", "idna", "punycode", "utf-7", "utf-16", "zlib", "no such", "latin-1"])
+def test_a_charset_is_not_believed(web: Web, charset: str) -> None:
+    body = (
+        PART % b"k"
+        + b"5\r\n"
+        + PART.replace(b'"\r', b'"; filename="xn--a..b\xff"\r') % b"file"
+        + drawn()
+        + b"\r\n--b--\r\n"
+    )
+    headers = {"content-type": f"{MULTIPART['content-type']}; charset={charset}"}
+    assert len(web.post("/api/search", content=body, headers=headers).json()["hits"]) == 5
 
 
 def test_two_pictures(web: Web) -> None:

@@ -10,7 +10,8 @@ from collections.abc import AsyncGenerator, Callable
 from dataclasses import dataclass
 
 from fastapi import HTTPException
-from starlette.datastructures import UploadFile
+from python_multipart.multipart import parse_options_header
+from starlette.datastructures import Headers, UploadFile
 from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
@@ -22,6 +23,7 @@ FIELD_BYTES = 1024
 ENVELOPE_BYTES = 64 * 1024  # of boundaries, part headers and fields, on top of the image
 LINGER_SECONDS = 1.0  # for a refused body: a client that is still sending would not see the answer
 NAME_LENGTH = 120
+NOT_A_FORM = "The form cannot be read: it is not well-formed multipart/form-data."
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,12 @@ async def read_upload(request: Request, config: ServerConfig, take: Callable[[in
 
     ``take`` is called with the length of every piece before it is kept.
     """
-    if request.headers.get("content-type", "").partition(";")[0].strip().lower() != "multipart/form-data":
+    kind, options = parse_options_header(request.headers.get("content-type", ""))
+    if kind != b"multipart/form-data":
         raise HTTPException(415, "Send the picture as multipart/form-data, in a part called 'file'.")
+    boundary = options.get(b"boundary", b"").decode("latin-1")
+    if not boundary:
+        raise HTTPException(400, NOT_A_FORM)
     limit = config.upload_bytes + ENVELOPE_BYTES
     declared = request.headers.get("content-length", "")
     if declared.isascii() and declared.isdigit() and len(declared) < 20 and int(declared) > limit:
@@ -66,7 +72,9 @@ async def read_upload(request: Request, config: ServerConfig, take: Callable[[in
             if chunk:
                 yield chunk
 
-    parser = _FormParser(request.headers, counted(), max_files=1, max_fields=FIELDS, max_part_size=FIELD_BYTES)
+    # Without the charset that the client names: some of Python's codecs fail in ways that Starlette does not expect.
+    headers = Headers({"content-type": f'multipart/form-data; boundary="{boundary}"'})
+    parser = _FormParser(headers, counted(), max_files=1, max_fields=FIELDS, max_part_size=FIELD_BYTES)
     parser.spool_max_size = 2 * limit  # in memory: what people search with is not written to disk
     try:
         async with asyncio.timeout(config.upload_seconds):
@@ -78,7 +86,7 @@ async def read_upload(request: Request, config: ServerConfig, take: Callable[[in
     except ClientDisconnect:
         raise HTTPException(CLIENT_LEFT, "The client has left.") from None
     if not parser.complete:
-        raise HTTPException(400, "The form cannot be read: it is not well-formed multipart/form-data.")
+        raise HTTPException(400, NOT_A_FORM)
     return await _unpack(form.multi_items(), config)
 
 
