@@ -17,16 +17,16 @@ from finesight.errors import Interrupted
 if TYPE_CHECKING:
     from finesight.server.config import ServerConfig
 
-Host = Annotated[str, typer.Option(help="Where to listen; 0.0.0.0 is every network the machine is in.")]
-Port = Annotated[int, typer.Option(min=0, max=65535, help="0: any free one.")]
+Host = Annotated[str, typer.Option(help="Address to listen at; 0.0.0.0 is every network of the machine.")]
+Port = Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free port.")]
 Token = Annotated[
     str | None,
-    typer.Option(envvar="FINESIGHT_TOKEN", show_envvar=True, help="A word that everyone who asks must know."),
+    typer.Option(envvar="FINESIGHT_TOKEN", show_envvar=True, help="A secret that every request must present."),
 ]
 AllowHost = Annotated[
-    list[str] | None, typer.Option(help="A name by which the server may be called, beside localhost and --host.")
+    list[str] | None, typer.Option(help="A host name that the server answers to, beside localhost and --host.")
 ]
-Queue = Annotated[int, typer.Option(min=1, max=10_000, help="Pictures that may wait for the network.")]
+Queue = Annotated[int, typer.Option(min=1, max=10_000, help="Most pictures that may wait for the network.")]
 MaxUpload = Annotated[float, typer.Option("--max-upload-mb", min=0.01, max=1000, help="Largest upload.")]
 
 
@@ -39,9 +39,11 @@ def serve(
     open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
     queue: Queue = 32,
     max_upload_mb: MaxUpload = 20.0,
-    engine: Annotated[EngineName, typer.Option(help="What sees the queries; onnx needs no torch.")] = EngineName.torch,
+    engine: Annotated[
+        EngineName, typer.Option(help="What embeds the queries; onnx needs no torch.")
+    ] = EngineName.torch,
     update: Annotated[
-        str | None, typer.Option(help="Bring the index up to date with this folder, its own, while serving.")
+        str | None, typer.Option(help="Bring the index up to date with its folder, given here, while serving.")
     ] = None,
     run: Run = None,
     cache_dir: CacheDir = None,

@@ -33,7 +33,7 @@ def up(
     resolution: Annotated[int | None, typer.Option(help="Pixels of a view.  [default: 224]")] = None,
     epochs: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
     batch_size: Annotated[
-        int | None, typer.Option(help="Images a step.  [default: 128, or fewer if there are]")
+        int | None, typer.Option(help="Images per step.  [default: 128, or fewer if there are]")
     ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as views.blur=0.5.")] = None,
     host: Host = "127.0.0.1",

@@ -24,6 +24,7 @@ from finesight.server.config import ServerConfig
 
 THUMBNAIL_SIDE, IMAGE_SIDE, OVERLAY_SIDE = 320, 1600, 800  # longest sides
 QUALITY = 85
+ACCEPTED = "JPEG, PNG, WebP, GIF, BMP or TIFF"
 HEADER_READS = 2_000  # of a file until its size is known; files of cameras need some hundred
 _TINT = np.array([255.0, 70.0, 0.0], np.float32)
 
@@ -134,4 +135,4 @@ def _describe_non_image(stream: IO[bytes]) -> str:
     if not head:
         return "The file is empty."
     kind = "an SVG drawing" if b"<svg" in head.lower() else "not a picture, or damaged"
-    return f"The file is {kind}. Send a JPEG, PNG, WebP, GIF, BMP or TIFF."
+    return f"The file is {kind}. Send a {ACCEPTED}."

@@ -11,8 +11,9 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationEr
 from finesight.errors import FineSightError
 from finesight.features.preprocess import parse_box
 from finesight.features.types import Box
+from finesight.server.images import ACCEPTED
+from finesight.server.schemas import ITEM_ID_PATTERN
 
-ITEM_ID_PATTERN = "^[0-9]{1,16}$"
 ANY_ID_PATTERN = "^([0-9]{1,16}|q[0-9a-f]{16})$"
 BOX_PATTERN = r"^[0-9.eE+-]+(,[0-9.eE+-]+){3}$"
 ITEM_OR_UPLOAD = "An item id, or the q… id of a picture that was uploaded."
@@ -123,9 +124,7 @@ def request_box(text: str | None) -> Box | None:
 
 def multipart_body() -> dict[str, Any]:
     """Return the OpenAPI description of an upload, which FastAPI cannot make because it does not read the body."""
-    properties: dict[str, Any] = {
-        "file": {"type": "string", "format": "binary", "description": "JPEG, PNG, WebP, GIF, BMP or TIFF."}
-    }
+    properties: dict[str, Any] = {"file": {"type": "string", "format": "binary", "description": f"{ACCEPTED}."}}
     for name, schema in SearchOptions.model_json_schema()["properties"].items():
         kinds = [kind for kind in schema.get("anyOf", [{}]) if kind.get("type") != "null"]
         rest = {key: value for key, value in schema.items() if key not in ("anyOf", "title", "default")}

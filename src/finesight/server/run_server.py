@@ -129,7 +129,7 @@ def run_server(index: Index, embedder: Embedder, config: ServerConfig, job: Back
     if not config.token and not is_loopback(config.host):
         console.print(
             f"Warning: everyone who reaches {config.host} can search and see the images of {index.meta.root}. "
-            "Give --token to ask for a word first.",
+            "Give --token to require a secret.",
             markup=False,
         )
 

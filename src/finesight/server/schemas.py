@@ -10,7 +10,9 @@ from finesight.features.types import Box
 
 Map = Annotated[list[list[float]], Field(description="Rows from top to bottom; each value in [0, 1].")]
 Signed = Annotated[list[list[float]], Field(description="Rows from top to bottom; all values sum to the whole.")]
-ItemId = Annotated[str, Field(pattern="^[0-9]{1,16}$", description="Of an image of the index.")]
+ITEM_ID_PATTERN = "^[0-9]{1,16}$"
+CLUSTER_IMAGES = 12  # of each cluster in the overview
+ItemId = Annotated[str, Field(pattern=ITEM_ID_PATTERN, description="Of an image of the index.")]
 AnyId = Annotated[str, Field(description="Of an image of the index (digits), or of an uploaded picture (q…).")]
 
 
@@ -147,7 +149,7 @@ class ExplanationResponse(ResponseModel, schema_name="Explanation"):
 class Cluster(ResponseModel):
     id: int
     size: int
-    items: list[ItemId] = Field(description="The 12 nearest to the center, nearest first.")
+    items: list[ItemId] = Field(description=f"The {CLUSTER_IMAGES} nearest to the center, nearest first.")
 
 
 class ClustersResponse(ResponseModel, schema_name="Clusters"):

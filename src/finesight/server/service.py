@@ -32,7 +32,6 @@ FACTS_SECONDS = 2.0  # facts of the index are read again no more often
 LISTING_SECONDS = 10.0
 CLUSTERS_SECONDS = 600.0  # a changed image does not change the number of items, so clusters are found again anyway
 CLUSTERS_KEPT = 4
-CLUSTER_IMAGES = 12  # of each cluster in the overview
 
 
 def mask_rows(mask: Floats) -> list[list[float]]:
@@ -199,7 +198,7 @@ class SearchService:
             return schemas.ClustersResponse(method=options.method, clusters=[], unclustered=0)
         groups = []
         for number, size in enumerate(found.sizes):
-            nearest = found.members(number)[:CLUSTER_IMAGES].tolist()
+            nearest = found.members(number)[: schemas.CLUSTER_IMAGES].tolist()
             groups.append(schemas.Cluster(id=number, size=size, items=[str(item) for item in nearest]))
         return schemas.ClustersResponse(method=options.method, clusters=groups, unclustered=found.unclustered)
 
