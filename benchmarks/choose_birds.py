@@ -36,7 +36,7 @@ from finesight.nn.pooling import attention_mask, energy_map, object_share, pool
 from finesight.paper.machine import commit, machine
 from finesight.paper.profiles import profile
 from finesight.training.config import RuntimeConfig, TrainConfig, build_config
-from finesight.training.save_encoder import mixed_with_initial
+from finesight.training.save_encoder import mix_with_initial
 from finesight.training.train import train
 
 FIRST, LAST, SPLIT_SEED = 50, 150, 7
@@ -90,7 +90,7 @@ def write_list(source: ImageSource, file: Path) -> None:
 
 def at_stride_32(encoder: Encoder, config: TrainConfig, share: float) -> Encoder:
     """The network with ``share`` of its initial weights, at the stride ImageNet trained it for."""
-    mixed = mixed_with_initial(encoder.backbone, config.model_copy(update={"initial_weight_ratio": share}))
+    mixed = mix_with_initial(encoder.backbone, config.model_copy(update={"initial_weight_ratio": share}))
     backbone = Backbone(config.backbone.model_copy(update={"output_stride": 32}), load=False)
     backbone.load_state_dict(mixed.state_dict())
     return Encoder(encoder.config.model_copy(update={"backbone": backbone.config}), backbone, encoder.branch)

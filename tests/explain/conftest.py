@@ -14,7 +14,7 @@ from finesight.rationale.branch import FittingBranch
 from finesight.training.checkpoints import save_checkpoint
 from finesight.training.config import write_yaml
 from finesight.training.run_folder import RunFolder
-from finesight.training.save_encoder import encoder_of
+from finesight.training.save_encoder import make_encoder
 from small import small_module, take_step
 
 
@@ -33,7 +33,7 @@ def run_of(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., RunFolder]
                 take_step(module, step)
             write_yaml(module.config, run.config_file)
             save_checkpoint(run.checkpoints, 2, {"module": module.state_dict()})
-            encoder_of(module.config, module).save(run.encoder)
+            make_encoder(module.config, module).save(run.encoder)
             made[name] = run
         return made[name]
 

@@ -66,7 +66,7 @@ def test_time_that_nobody_took_is_not_known(done: Bench, tmp_path: Path) -> None
 def test_a_run_of_which_nothing_is_learned_may_change_its_settings(cub: Path, tmp_path: Path) -> None:
     job, run = tiny.bench(cub, tmp_path), RunFolder(tmp_path / "run")
     with run.locked():
-        run.enter(job.config("moco-v2", 0).located(), restart=False)
+        run.enter(job.config("moco-v2", 0).with_absolute_paths(), restart=False)
     assert not finished(run)
     networks._refuse_another(run, tiny.bench(cub, tmp_path, tiny.profile(epochs=3)).config("moco-v2", 0))
     run.metrics_file.touch()

@@ -25,7 +25,7 @@ from finesight.training.batches import Batches
 from finesight.training.callbacks import StepHooks
 from finesight.training.config import build_config
 from finesight.training.module import TrainingModule
-from finesight.training.save_encoder import encoder_of
+from finesight.training.save_encoder import make_encoder
 from ranks import in_ranks
 from reference.focus import box
 from small import drive, small_module
@@ -206,7 +206,7 @@ def test_boxes_are_those_of_each_images_channel_energy_in_the_datasets_order(
 @pytest.mark.parametrize("power", [1.0, 2.0])
 def test_boxes_of_the_rationale_are_those_of_its_mask(cache: DecodedCache, power: float) -> None:
     module = module_of(**{**ENERGY, "focus.source": "rationale", "rationale.mask_power": power})
-    encoder, expected = encoder_of(module.config, module), []
+    encoder, expected = make_encoder(module.config, module), []
     for image in IMAGES:
         mask = encoder.mask(phi_of(module, cache, int(image)))[0].detach().double().numpy()
         expected.append(box(mask, 0.6, RESOLUTION))
@@ -217,7 +217,7 @@ def test_boxes_of_the_rationale_are_those_of_its_mask(cache: DecodedCache, power
 
 def test_masks_of_the_rationale_become_maps_of_the_images(cache: DecodedCache) -> None:
     module = module_of(**{"saliency.source": "rationale", "saliency.every_n_epochs": 1, "views.paste": 0.5})
-    encoder = encoder_of(module.config, module)
+    encoder = make_encoder(module.config, module)
     masks = torch.cat([encoder.mask(phi_of(module, cache, int(image))) for image in IMAGES]).detach()
     masks = masks / masks.amax((1, 2), keepdim=True)
     fine = F.interpolate(masks[:, None], size=(SIDE, SIDE), mode="bilinear", align_corners=False)[:, 0]

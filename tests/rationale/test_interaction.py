@@ -19,7 +19,7 @@ from finesight.rationale.config import VARIANTS, RationaleConfig
 from finesight.rationale.gradcam import pooled_gradcam
 from finesight.rationale.interaction import BranchPool, branch_pool
 from finesight.training.module import TrainingModule
-from finesight.training.save_encoder import encoder_of
+from finesight.training.save_encoder import make_encoder
 from reference.gradcam import average
 from reference.pooling import bilinear as bilinear_reference
 from reference.pooling import mask as mask_reference
@@ -172,7 +172,7 @@ def test_an_encoder_pools_as_training_did(method: str, tmp_path: Path) -> None:
     for step in range(3):
         take_step(module, step)
     module.eval()
-    encoder_of(module.config, module).save(tmp_path / "encoder")
+    make_encoder(module.config, module).save(tmp_path / "encoder")
     encoder = Encoder.load(tmp_path / "encoder")
     views = torch.randn(5, 3, 32, 32, generator=torch.Generator().manual_seed(0))
     with torch.no_grad():
@@ -188,10 +188,10 @@ def test_a_loaded_encoder_keeps_the_chosen_projections(tmp_path: Path) -> None:
     module = small_module("lcr", **settings, **{"rationale.keep_from": 1})
     assert module.rationale is not None
     views = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
-    before = encoder_of(module.config, module)
+    before = make_encoder(module.config, module)
     everything = before.attend(views)
     module.rationale.branch.keep([1, 4])
-    encoder = encoder_of(module.config, module)
+    encoder = make_encoder(module.config, module)
     chosen, feature = encoder.attend(views), encoder.embed(views)
     encoder.save(tmp_path / "encoder")
     loaded = Encoder.load(tmp_path / "encoder")

@@ -12,7 +12,7 @@ from finesight.training.config import (
     flat,
     nested,
     read_yaml,
-    validated,
+    validate_settings,
     write_yaml,
 )
 
@@ -143,9 +143,9 @@ def test_keys_that_are_not_text_are_named() -> None:
 
 
 def test_runtime_settings_are_checked_the_same_way() -> None:
-    assert validated(RuntimeConfig, devices=2).devices == 2
+    assert validate_settings(RuntimeConfig, devices=2).devices == 2
     with pytest.raises(FineSightError) as error:
-        validated(RuntimeConfig, devices=0, precison="16")
+        validate_settings(RuntimeConfig, devices=0, precison="16")
     assert "devices" in str(error.value)
     assert "precison (no such setting)" in str(error.value)
 

@@ -19,7 +19,7 @@ from finesight.rationale.branch import FittingBranch
 from finesight.rationale.loss import Rationale, rationale_kl
 from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.run_folder import RunFolder
-from finesight.training.save_encoder import studied_branches, untrained_encoder
+from finesight.training.save_encoder import load_studied_branches, untrained_encoder
 from finesight.training.train import prepare_data, train
 from processes import rows
 from small import SMALL
@@ -109,9 +109,9 @@ def test_studied_branches_change_nothing_else(plain: RunFolder, studied: RunFold
     assert first.keys() == second.keys()
     assert all(torch.equal(first[name], second[name]) for name in first)
     assert [row["kl"] for row in rows(plain.root)] == [row["kl"] for row in rows(studied.root)]
-    branches = studied_branches(studied)
+    branches = load_studied_branches(studied)
     assert {k: branch.filters.weight.shape[0] for k, branch in branches.items()} == {2: 2, 5: 5}
-    assert studied_branches(plain) == {}
+    assert load_studied_branches(plain) == {}
 
 
 def test_a_studied_branch_learns_as_it_would_alone() -> None:
@@ -137,13 +137,13 @@ def test_a_studied_branch_learns_as_it_would_alone() -> None:
 
 def test_other_branches_pool_in_the_same_pass(birds: Path, studied: RunFolder) -> None:
     encoder = Encoder.load(studied.root)
-    more = encoder.with_branches({"2": studied_branches(studied)[2], "fresh": encoder.fresh_branch(3)})
+    more = encoder.with_branches({"2": load_studied_branches(studied)[2], "fresh": encoder.fresh_branch(3)})
     source = open_source(birds).split("test")
     cache = open_cache(source, 37, progress=False)
     views = more.cached_views(cache, np.arange(4))
     names = ("rationale", "rationale:2", "rationale:2-gem", "rationale:fresh-gem")
     encoded = more.encode(views, names)
-    swapped = Encoder(encoder.config, encoder.backbone, studied_branches(studied)[2])
+    swapped = Encoder(encoder.config, encoder.backbone, load_studied_branches(studied)[2])
     assert torch.equal(
         encoded.features["rationale:2-gem"], swapped.encode(views, ["rationale-gem"]).features["rationale-gem"]
     )

@@ -117,9 +117,9 @@ def _frozen(
     from finesight import api
     from finesight.io.console import console
     from finesight.nn.backbone_config import BackboneConfig
-    from finesight.training.config import validated
+    from finesight.training.config import validate_settings
 
-    settings = validated(
+    settings = validate_settings(
         BackboneConfig, name=backbone, weights=weights, output_stride=output_stride, stride_in_1x1=stride_in_1x1
     )
     encoder = api.frozen(settings, resolution)

@@ -18,7 +18,7 @@ def lookalikes(
 ) -> None:
     """Draw the built-in data set of look-alike birds into a folder."""
     from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
-    from finesight.training.config import validated
+    from finesight.training.config import validate_settings
 
     given = {
         "species": species,
@@ -27,5 +27,5 @@ def lookalikes(
         "size": size,
         "seed": seed,
     }
-    config = validated(LookalikesConfig, **{key: value for key, value in given.items() if value is not None})
+    config = validate_settings(LookalikesConfig, **{key: value for key, value in given.items() if value is not None})
     print(make_lookalikes(out, config).describe())

@@ -128,6 +128,6 @@ def _rationale_flags(wanted: bool | None, variant: Variant | None, projections: 
 
 
 def _runtime(**values: Any) -> Any:
-    from finesight.training.config import RuntimeConfig, validated
+    from finesight.training.config import RuntimeConfig, validate_settings
 
-    return validated(RuntimeConfig, **values)
+    return validate_settings(RuntimeConfig, **values)

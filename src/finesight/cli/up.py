@@ -104,7 +104,7 @@ def _train(
         return
     config = training_config(folder_of_run, folder, images, settings_given)
     if find_method(config.method).objective is None:
-        _save_frozen(folder_of_run, config.located())
+        _save_frozen(folder_of_run, config.with_absolute_paths())
         return
     from finesight.report.train import train_and_report
     from finesight.training.config import RuntimeConfig

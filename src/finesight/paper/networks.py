@@ -26,7 +26,7 @@ from finesight.training.health import collapse_warning
 from finesight.training.metrics_log import read_metrics
 from finesight.training.renamed import current_settings
 from finesight.training.run_folder import RunFolder
-from finesight.training.save_encoder import studied_branches
+from finesight.training.save_encoder import load_studied_branches
 
 ELSEWHERE = ("data", "backbone.weights")  # files: they lie elsewhere on another machine
 HEALTH = ("embedding_spread", "effective_rank")
@@ -57,7 +57,7 @@ def trained(run: RunFolder, config: TrainConfig, runtime: RuntimeConfig) -> Enco
     encoder = Encoder.load(run.root)
     if encoder.branch is None:
         return encoder
-    studied = {str(k): branch for k, branch in studied_branches(run).items()}
+    studied = {str(k): branch for k, branch in load_studied_branches(run).items()}
     return encoder.with_branches({**studied, UNTRAINED: encoder.fresh_branch(config.seed)})
 
 

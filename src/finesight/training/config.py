@@ -106,7 +106,7 @@ class TrainConfig(_Model):
 
     @property
     def pooling(self) -> str:
-        """How a feature is made at test time."""
+        """Return the name of the pooling that makes a feature at test time."""
         if self.rationale is None:
             return "average"
         return find_method(self.method).pooling or self.rationale.pooling
@@ -115,19 +115,19 @@ class TrainConfig(_Model):
     def encoder_resolution(self) -> int:
         return self.test_resolution or self.views.resolution
 
-    def located(self) -> TrainConfig:
-        """With absolute paths: the same files from whichever folder a run is continued."""
-        weights = self.backbone.weights
-        if weights not in ("imagenet", "random"):
-            weights = str(Path(weights).expanduser().absolute())
-        backbone = self.backbone.model_copy(update={"weights": weights})
-        folder = self.saliency.folder
-        saliency = {"folder": None if folder is None else str(Path(folder).expanduser().absolute())}
+    def with_absolute_paths(self) -> TrainConfig:
+        """Return a copy with absolute paths: the same files from whichever folder a run is continued."""
+
+        def absolute(path: str | None) -> str | None:
+            return path if path in (None, "imagenet", "random") else str(Path(str(path)).expanduser().absolute())
+
+        backbone = self.backbone.model_copy(update={"weights": absolute(self.backbone.weights)})
+        saliency = self.saliency.model_copy(update={"folder": absolute(self.saliency.folder)})
         return self.model_copy(
             update={
                 "data": absolute_named_path(self.data),
                 "backbone": backbone,
-                "saliency": self.saliency.model_copy(update=saliency),
+                "saliency": saliency,
             }
         )
 
@@ -169,12 +169,12 @@ def build_config(overrides: dict[str, Any], *, warn: bool = True) -> TrainConfig
             values.setdefault(table, known)
         elif isinstance(given := values.get(table, {}), dict):  # anything else is refused by name in a moment
             values[table] = {**known, **given}
-    return validated(train_config(chosen.objective), **{**values, "rationale": rationale})
+    return validate_settings(train_config(chosen.objective), **{**values, "rationale": rationale})
 
 
 @cache
 def train_config(objective: str | None) -> type[TrainConfig]:
-    """``TrainConfig`` with the settings of that objective."""
+    """Return ``TrainConfig`` with the settings of that objective."""
     if objective is None:
         return TrainConfig
     kind = OBJECTIVES[objective].Config
@@ -205,7 +205,7 @@ def _rationale(values: dict[str, Any], chosen: Method) -> dict[str, Any] | None:
 
 
 def _defaults(objective: str, values: dict[str, Any], rationale: dict[str, Any] | None) -> dict[str, Any]:
-    """What the method's authors set, for this batch and this many epochs."""
+    """Return what the method's authors set, for this batch size and this many epochs."""
     kind, fields = OBJECTIVES[objective], TrainConfig.model_fields
     batch, epochs = (values.get(name, fields[name].default) for name in ("batch_size", "epochs"))
     if not all(isinstance(value, int) and value > 0 for value in (batch, epochs)):
@@ -216,12 +216,12 @@ def _defaults(objective: str, values: dict[str, Any], rationale: dict[str, Any] 
     return defaults
 
 
-def validated(model: type[M], **values: Any) -> M:
-    """The model, or an error that names every bad key at once."""
+def validate_settings(model: type[M], **values: Any) -> M:
+    """Return the model of these values. Raises FineSightError that names every bad key at once."""
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise FineSightError(explain(error)) from error
+        raise FineSightError(describe_errors(error)) from error
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -240,7 +240,7 @@ def nested(flat: dict[str, Any]) -> dict[str, Any]:
 
 
 def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
-    """The table under ``key``; a plain value there gives way to one."""
+    """Return the table under ``key``; a plain value there is replaced by an empty table."""
     if not isinstance(tree.get(key), dict):
         tree[key] = {}
     table: dict[str, Any] = tree[key]
@@ -254,8 +254,8 @@ def _settings(values: dict[str, Any], name: str) -> dict[str, Any]:
     return table
 
 
-def explain(error: ValidationError) -> str:
-    """Every bad key on a line of its own."""
+def describe_errors(error: ValidationError) -> str:
+    """Return a message with every bad key on a line of its own."""
     lines = []
     for problem in error.errors():
         key = ".".join(str(part) for part in problem["loc"]) or "config"
@@ -274,7 +274,7 @@ def flat(config: BaseModel) -> dict[str, Any]:
 
 
 def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested tables as one with dotted keys: the inverse of ``nested``."""
+    """Return nested tables as one with dotted keys: the inverse of ``nested``."""
     pairs: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"

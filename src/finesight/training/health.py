@@ -31,7 +31,7 @@ def embedding_health(embedding: Tensor) -> dict[str, Tensor]:
 
 
 def collapse_warning(metrics: dict[str, float]) -> str | None:
-    """Plain words when the embeddings have collapsed, else None."""
+    """Return a warning if the embeddings have collapsed, else None."""
     spread, rank = metrics["embedding_spread"], metrics["effective_rank"]
     if spread >= SPREAD_FLOOR and rank >= RANK_FLOOR:
         return None

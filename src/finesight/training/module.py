@@ -64,15 +64,15 @@ class TrainingModule(L.LightningModule):
         generator = step_generator(self.config.seed, batch.step)
         kinds = self.kinds[: self.objective.views]
         views = self.hook.views(batch, kinds, generator, self.objective)
-        outcome = self.objective(views, generator, batch.labels)
-        loss = contrast = outcome.loss.mean()
-        metrics = {"objective": contrast, **outcome.metrics}
+        output = self.objective(views, generator, batch.labels)
+        loss = contrast = output.loss.mean()
+        metrics = {"objective": contrast, **output.metrics}
         if self.rationale is not None:
-            fitted = self.rationale(outcome, average_pooled=self.objective.average_pooled)
+            fitted = self.rationale(output, average_pooled=self.objective.average_pooled)
             loss = self.rationale.config.lam * contrast + self.rationale.config.nu * fitted.loss
             metrics |= fitted.metrics
-        self._outcome = outcome
-        metrics = {**mean_over_ranks({"loss": loss, **metrics}), **embedding_health(gather(outcome.embedding))}
+        self._output = output
+        metrics = {**mean_over_ranks({"loss": loss, **metrics}), **embedding_health(gather(output.embedding))}
         self.metrics = {name: value.item() for name, value in metrics.items()}
         if not math.isfinite(self.metrics["loss"]):  # on every rank at once
             raise FineSightError(f"The loss is not a number at step {batch.step}.")
@@ -90,19 +90,19 @@ class TrainingModule(L.LightningModule):
             min_ratio=optim.min_lr_ratio,
         )
         for group in self.optimizer.param_groups:
-            held = batch.step < group["freeze_epochs"] * self.steps_per_epoch
-            group["lr"] = 0.0 if held else group["base_lr"] * (1.0 if group["constant"] else factor)
+            frozen = batch.step < group["freeze_epochs"] * self.steps_per_epoch
+            group["lr"] = 0.0 if frozen else group["base_lr"] * (1.0 if group["constant"] else factor)
         self.objective.before_step(batch.step / (self.steps_per_epoch * self.config.epochs))
 
     def finish_step(self, batch: Batch) -> None:
-        """After the optimizer step and before anything reads the state (see StepHooks)."""
-        self.objective.after_step(self._outcome)
-        del self._outcome
+        """Update the state after the optimizer step, before anything reads it (see StepHooks)."""
+        self.objective.after_step(self._output)
+        del self._output
         self.steps.fill_(batch.step + 1)
-        self.metrics["lr"] = self.optimizer.param_groups[1]["lr"]  # the heads', which never wait
+        self.metrics["lr"] = self.optimizer.param_groups[1]["lr"]  # of the heads, which are never frozen
 
     def is_finite(self) -> bool:
-        """Whether every weight is a number."""
+        """Return whether every weight is a number."""
         values = (value for value in self.state_dict().values() if value.is_floating_point())
         return all(bool(torch.isfinite(value).all()) for value in values)
 
@@ -111,17 +111,17 @@ class TrainingModule(L.LightningModule):
 
     def _make_optimizer(self) -> GroupedOptimizer:
         branch = list(self.rationale.parameters()) if self.rationale is not None else []
-        own_step = self.rationale.config.branch_lr if self.rationale is not None else None
+        branch_lr = self.rationale.config.branch_lr if self.rationale is not None else None
         optim = self.config.optim
         backbone = [p for p in self.objective.backbone.parameters() if p.requires_grad]
-        spared = {"base_lr": optim.lr * optim.backbone_lr_ratio, "freeze_epochs": optim.freeze_epochs}
-        groups: list[dict[str, Any]] = [{"params": backbone, "optimizer": optim.optimizer, **spared}]
+        backbone_rate = {"base_lr": optim.lr * optim.backbone_lr_ratio, "freeze_epochs": optim.freeze_epochs}
+        groups: list[dict[str, Any]] = [{"params": backbone, "optimizer": optim.optimizer, **backbone_rate}]
         for head in self.objective.head_groups():
             own = {"freeze_epochs": head.freeze_epochs, "constant": head.constant}
             groups.append({"params": list(head.params), "optimizer": optim.optimizer, "base_lr": optim.lr, **own})
-        if own_step is not None:
+        if branch_lr is not None:
             groups.append(
-                {"params": branch, "optimizer": "adam", "base_lr": own_step, "clip_grad_norm_per_tensor": None}
+                {"params": branch, "optimizer": "adam", "base_lr": branch_lr, "clip_grad_norm_per_tensor": None}
             )
         elif branch:
             groups.append({"params": branch, "optimizer": optim.optimizer, "base_lr": optim.lr})
@@ -130,7 +130,7 @@ class TrainingModule(L.LightningModule):
         )
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
-        """Pixels and labels move; parameters of the views are drawn on the CPU so that every device sees the same."""
+        """Move pixels and labels. Sizes stay: parameters of the views are drawn on the CPU, alike for every device."""
         labels = None if batch.labels is None else batch.labels.to(device, non_blocking=True)
         extra = self.hook.to_device(batch.extra, device)
         return replace(batch, canvas=batch.canvas.to(device, non_blocking=True), labels=labels, extra=extra)

@@ -16,7 +16,7 @@ from finesight.training.run_folder import RunFolder
 
 
 def untrained_encoder(config: TrainConfig) -> Encoder:
-    """The network as training with ``config`` finds it, average pooled."""
+    """Return the network as training with ``config`` finds it, average pooled."""
     module = TrainingModule(config, images=2, steps_per_epoch=1)
     settings = _encoder_config(config, module.objective.exported).model_copy(
         update={"method": "untrained", "pooling": "average"}
@@ -24,17 +24,17 @@ def untrained_encoder(config: TrainConfig) -> Encoder:
     return Encoder(settings.model_copy(update={"rationale": None}), module.objective.exported)
 
 
-def encoder_of(config: TrainConfig, module: TrainingModule) -> Encoder:
-    """As training has it now, sharing its weights unless some of the initial ones are to be mixed in."""
+def make_encoder(config: TrainConfig, module: TrainingModule) -> Encoder:
+    """Return the encoder as training has it now. It shares the weights unless initial ones are mixed in."""
     branch = module.rationale.branch if module.rationale is not None else None
     backbone = module.objective.exported
     if config.initial_weight_ratio > 0:
-        backbone = mixed_with_initial(backbone, config)
+        backbone = mix_with_initial(backbone, config)
     return Encoder(_encoder_config(config, backbone), backbone, branch)
 
 
-def mixed_with_initial(backbone: Backbone, config: TrainConfig) -> Backbone:
-    """Trained and initial weights averaged: what pretraining knew and training forgot is still in it.
+def mix_with_initial(backbone: Backbone, config: TrainConfig) -> Backbone:
+    """Return a backbone with the average of trained and initial weights, which keeps what training forgot.
 
     After Wortsman et al., Robust fine-tuning of zero-shot models (CVPR 2022), batch statistics included.
     """
@@ -63,21 +63,23 @@ def _encoder_config(config: TrainConfig, backbone: Backbone) -> EncoderConfig:
 def save_encoder(config: TrainConfig, run: RunFolder, module: TrainingModule) -> None:
     """The best one where the variant wants that, else the last; the encoder's folder is what marks a finished run."""
     wants_best = config.rationale is not None and config.rationale.checkpoint == "best"
-    encoder = Encoder.load(run.best_encoder) if wants_best and run.best_encoder.exists() else encoder_of(config, module)
+    encoder = (
+        Encoder.load(run.best_encoder) if wants_best and run.best_encoder.exists() else make_encoder(config, module)
+    )
     if module.rationale is not None and len(module.rationale.study):
         save_file({k: v.contiguous().cpu() for k, v in module.rationale.study.state_dict().items()}, run.study)
     encoder.save(run.encoder)
 
 
 def save_frozen(config: TrainConfig, run: RunFolder) -> None:
-    """The backbone as its weights are: what a run without training leaves."""
+    """Save the backbone with the weights it begins with, for methods that train nothing."""
     torch.manual_seed(config.seed)  # for random weights
     backbone = Backbone(config.backbone)
     Encoder(_encoder_config(config, backbone), backbone).save(run.encoder)
 
 
-def studied_branches(run: RunFolder) -> dict[int, FittingBranch]:
-    """The branches of other K that the run fitted beside its own (``rationale.study``)."""
+def load_studied_branches(run: RunFolder) -> dict[int, FittingBranch]:
+    """Return the branches of other K that the run fitted beside its own (``rationale.study``)."""
     config = run.config().rationale
     if config is None or not config.study:
         return {}

@@ -33,7 +33,7 @@ from finesight.training.health import HEALTH_METRICS
 from finesight.training.metrics_log import MetricsLog, metric_series
 from finesight.training.module import LOSS_METRICS, RATE_METRICS, TrainingModule
 from finesight.training.run_folder import RunFolder
-from finesight.training.save_encoder import encoder_of, save_encoder, save_frozen
+from finesight.training.save_encoder import make_encoder, save_encoder, save_frozen
 
 Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
 VALIDATION_METRICS = {"val_rank1": "held-out rank-1 (%)", "val_mAP": "held-out mAP (%)"}  # words for people
@@ -47,8 +47,12 @@ def metric_words(method: str) -> dict[str, str]:
 
 
 def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False) -> RunFolder:
-    """Train as configured into ``out``; the same call continues an unfinished run."""
-    config, runtime = config.located(), runtime or RuntimeConfig()
+    """Train as configured into the run folder ``out`` and return it; the same call continues an unfinished run.
+
+    Raises FineSightError if the data or the settings cannot be used or the weights become not-a-number, and
+    Interrupted if the run was stopped by a signal.
+    """
+    config, runtime = config.with_absolute_paths(), runtime or RuntimeConfig()
     run = RunFolder(out)
     main = is_main_process()
     console.quiet = not main
@@ -69,7 +73,7 @@ def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, 
 def encoder_cache(
     config: TrainConfig, runtime: RuntimeConfig, cache: DecodedCache, images: NDArray[np.int64]
 ) -> DecodedCache:
-    """These images of the training cache, decoded as large as the encoder is to see them."""
+    """Return these images of the training cache, decoded at the resolution of the encoder."""
     return open_cache(
         cache.source.select(images),
         cache_side(config.encoder_resolution),
@@ -82,7 +86,7 @@ def encoder_cache(
 def prepare_data(
     config: TrainConfig, runtime: RuntimeConfig, run: RunFolder | None = None
 ) -> tuple[DecodedCache, NDArray[np.int64], NDArray[np.int64]]:
-    """The decoded train images: which of them are trained on, and which are held out for validation."""
+    """Return the decoded train images, which of them are trained on, and which are held out for validation."""
     source = open_source(config.data)
     if run is not None:
         console.print(source.describe())
@@ -131,7 +135,7 @@ def _labeled(images: NDArray[np.int64], source: ImageSource, method: str) -> NDA
 
 
 def hold_out(count: int, config: TrainConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """A random slice for validation, chosen without looking at labels. (kept, held out), both in order."""
+    """Choose a random part for validation without using labels. Returns (kept, held out), both in order."""
     size = min(config.validation.max_images, round(count * config.validation.fraction))
     order = np.random.default_rng([config.seed, 2]).permutation(count)
     return np.sort(order[size:]), np.sort(order[:size])
@@ -159,8 +163,8 @@ def _fit(
     except MisconfigurationException as error:
         raise FineSightError(f"--accelerator {runtime.accelerator} --devices {runtime.devices}: {error}") from error
     start = 0
-    if (found := load_checkpoint(run.checkpoints)) is not None:
-        _, state = found
+    if (loaded := load_checkpoint(run.checkpoints)) is not None:
+        _, state = loaded
         module.load_state_dict(state["module"])
         module.optimizer.load_state_dict(state["optimizer"])
         trainer.precision_plugin.load_state_dict(state["precision"])
@@ -178,7 +182,7 @@ def _fit(
         hook=module.hook,
     )
     saver = Checkpointer(run, runtime.checkpoint_minutes, batches.total)
-    watchers: list[L.Callback] = [saver]
+    callbacks: list[L.Callback] = [saver]
     module.hook.on_fit_start(module, cache, images, cache_dir=runtime.cache_dir, progress=runtime.progress and main)
     log = None
     if main:
@@ -196,18 +200,17 @@ def _fit(
             validate=validate,
             validate_every=config.validation.every_n_epochs,
         )
-        watchers.insert(0, journal)  # a saved step is a logged one
+        callbacks.insert(0, journal)  # a saved step is a logged one
         if runtime.progress:
-            watchers.append(ProgressBar(batches.total, start, config.batch_size))
-    trainer.callbacks += watchers  # type: ignore[attr-defined]
+            callbacks.append(ProgressBar(batches.total, start, config.batch_size))
+    trainer.callbacks += callbacks  # type: ignore[attr-defined]
     try:
         if len(batches):
             trainer.fit(module, batches)
         if not module.is_finite():
             raise FineSightError("The weights are not numbers after the last step.")
     except FineSightError as error:
-        found_files = checkpoints(run.checkpoints)
-        newest = found_files[-1] if found_files else "none was written yet"
+        newest = next(reversed(checkpoints(run.checkpoints)), "none was written yet")
         raise FineSightError(
             f"{error} Training has stopped. Last good checkpoint: {newest}. "
             "Try a lower --lr, --clip-grad-norm 1, or full precision (--precision 32), with another --out."
@@ -224,7 +227,7 @@ def _fit(
 
 @torch.no_grad()
 def _refuse_a_single_cell(module: TrainingModule) -> None:
-    """On a map of one cell there is no *where* to learn."""
+    """Raise FineSightError if the map has one cell, where a rationale has nothing to learn."""
     if module.rationale is None:
         return
     backbone, side = module.objective.backbone, module.config.views.resolution
@@ -239,7 +242,7 @@ def _refuse_a_single_cell(module: TrainingModule) -> None:
 
 
 def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
-    """Lightning sees one long epoch: where an epoch of the data ends is ours to know (see Batches)."""
+    """Return a trainer that sees one long epoch: where an epoch of the data ends is known to Batches."""
     several = runtime.devices * runtime.nodes > 1
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
@@ -278,7 +281,10 @@ def _validator(
     cache: DecodedCache,
     held_out: NDArray[np.int64],
 ) -> Callable[[], dict[str, float]] | None:
-    """Leave-one-out retrieval on the held-out slice; keeps the best encoder where the variant wants it."""
+    """Return a function that scores the held-out images and keeps the best encoder where the variant wants it.
+
+    Returns None if there are no labels to score by.
+    """
     labels = cache.source.labels
     if labels is None or len(held_out) < 2 or np.unique(labels[held_out], return_counts=True)[1].max() < 2:
         return None
@@ -289,7 +295,7 @@ def _validator(
 
     def validate() -> dict[str, float]:
         nonlocal best
-        encoder = encoder_of(config, module)
+        encoder = make_encoder(config, module)
         features = extract(encoder, seen, np.arange(len(seen)), (config.pooling,), progress=False)
         module.train()
         scores = retrieval(features.features[config.pooling], labels)
@@ -303,5 +309,5 @@ def _validator(
 
 
 def is_main_process() -> bool:
-    """Lightning starts the other processes of a run by the same command, with these variables set."""
+    """Return whether this is the first process: Lightning sets these variables for the others."""
     return os.environ.get("LOCAL_RANK", "0") == "0" and os.environ.get("NODE_RANK", "0") == "0"
