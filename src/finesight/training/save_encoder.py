@@ -61,11 +61,10 @@ def _encoder_config(config: TrainConfig, backbone: Backbone) -> EncoderConfig:
 
 
 def save_encoder(config: TrainConfig, run: RunFolder, module: TrainingModule) -> None:
-    """The best one where the variant wants that, else the last; the encoder's folder is what marks a finished run."""
+    """Save the best encoder where the variant wants that, else the last. Its folder marks a finished run."""
     wants_best = config.rationale is not None and config.rationale.checkpoint == "best"
-    encoder = (
-        Encoder.load(run.best_encoder) if wants_best and run.best_encoder.exists() else make_encoder(config, module)
-    )
+    best = wants_best and run.best_encoder.exists()
+    encoder = Encoder.load(run.best_encoder) if best else make_encoder(config, module)
     if module.rationale is not None and len(module.rationale.study):
         save_file({k: v.contiguous().cpu() for k, v in module.rationale.study.state_dict().items()}, run.study)
     encoder.save(run.encoder)
