@@ -84,7 +84,7 @@ METHODS: dict[str, dict[str, Any]] = {
         "objective.dim": 64,
         "objective.temperature": 0.5,
     },
-    "simsiam": {"optim.lr": 0.1, "objective.hidden": 256, "objective.dim": 64, "objective.bottleneck": 256},
+    "simsiam": {"optim.lr": 0.05, "objective.hidden": 256, "objective.dim": 64, "objective.bottleneck": 256},
     "supervised": {
         "epochs": 3,
         "optim.lr": 0.03,

@@ -44,7 +44,7 @@ def different(a: TrainingModule, b: TrainingModule) -> list[str]:
     return [name for name in first if not torch.equal(first[name], second[name])]
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize("method", NAMES)
 def test_continued_is_never_stopped(method: str, tmp_path: Path) -> None:
     start, whole = small_module(method), trained(small_module(method), *range(STEPS))
     again = continued(method, tmp_path)
