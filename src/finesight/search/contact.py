@@ -15,7 +15,7 @@ from finesight.errors import SkipImage
 from finesight.plots.html import Section, build_report
 from finesight.search.image_files import item_file
 
-TILE, EDGE, WORDS = 112, 6, 26  # pixels: of a picture, between them, and of the line above a row
+TILE, EDGE, TITLE = 112, 6, 26  # pixels: of a picture, between pictures, and of the title above a row
 SHOWN = 12  # pictures of a group
 ROWS = 12  # groups on a PNG sheet
 PAGE_GROUPS = 200  # on the page: some 5 MB
@@ -46,13 +46,13 @@ def write_sheets(
     files: list[Path] = []
     drawn: list[Image.Image] = []
     for number, row in enumerate(rows[: max(page_groups, pages * ROWS)]):
-        picture = strip(root, row)
+        picture = draw_row(root, row)
         if number < page_groups:
             sections.append(Section(row.title, images=[(_caption(row), _png(picture))]))
         drawn.append(picture)
         if len(files) < pages and (len(drawn) == ROWS or number == len(rows) - 1):
             files.append(folder / f"{name}-{len(files) + 1:02d}.png")
-            files[-1].write_bytes(_png(_stacked(drawn)))
+            files[-1].write_bytes(_png(_stack(drawn)))
             drawn = []
     if len(rows) > page_groups:
         more = f"{len(rows) - page_groups:,} smaller groups are not on this page; the table has all."
@@ -62,13 +62,13 @@ def write_sheets(
     return [page, *files]
 
 
-def strip(root: str, row: SheetRow) -> Image.Image:
+def draw_row(root: str, row: SheetRow) -> Image.Image:
     """Draw a line of words above a line of pictures."""
-    sheet = Image.new("RGB", (EDGE + SHOWN * (TILE + EDGE), WORDS + TILE + EDGE), PAPER)
+    sheet = Image.new("RGB", (EDGE + SHOWN * (TILE + EDGE), TITLE + TILE + EDGE), PAPER)
     ImageDraw.Draw(sheet).text((EDGE, 6), _plain(row.title), INK, font=ImageFont.load_default(14))
-    for place, tile in enumerate(_tiles(root, row.paths[:SHOWN])):
-        left = EDGE + place * (TILE + EDGE) + (TILE - tile.width) // 2
-        sheet.paste(tile, (left, WORDS + (TILE - tile.height) // 2))
+    for column, tile in enumerate(_tiles(root, row.paths[:SHOWN])):
+        left = EDGE + column * (TILE + EDGE) + (TILE - tile.width) // 2
+        sheet.paste(tile, (left, TITLE + (TILE - tile.height) // 2))
     return sheet
 
 
@@ -87,10 +87,10 @@ def _tiles(root: str, paths: Sequence[str]) -> Iterator[Image.Image]:
         yield picture
 
 
-def _stacked(strips: Sequence[Image.Image]) -> Image.Image:
-    sheet = Image.new("RGB", (strips[0].width, sum(one.height for one in strips) + EDGE), PAPER)
-    for place, one in enumerate(strips):
-        sheet.paste(one, (0, place * one.height))
+def _stack(rows: Sequence[Image.Image]) -> Image.Image:
+    sheet = Image.new("RGB", (rows[0].width, sum(one.height for one in rows) + EDGE), PAPER)
+    for n, one in enumerate(rows):
+        sheet.paste(one, (0, n * one.height))
     return sheet
 
 

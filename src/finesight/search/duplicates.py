@@ -45,14 +45,14 @@ def find_duplicates(
     if not 0 < threshold <= 1:
         raise FineSightError(f"The threshold must be above 0 and at most 1, not {threshold:g}.")
     space = index.meta.spaces[0] if space is None else space
-    known = index.list_items()
-    places = np.argsort(known.ids)
-    contents = _contents(index.meta.root, known.paths[places].tolist(), known.bytes[places])
+    listed = index.list_items()
+    order = np.argsort(listed.ids)
+    contents = _contents(index.meta.root, listed.paths[order].tolist(), listed.bytes[order])
     group = group_duplicates(contents, [None] * len(contents))
     held = max(1, held_numbers // index.meta.dimension)
-    _merge_similar(index, space, threshold, known.ids[places], group, held, rows, tell or (lambda done, total: None))
+    _merge_similar(index, space, threshold, listed.ids[order], group, held, rows, tell or (lambda done, total: None))
     members = _members(group)
-    found = [_group(index, space, known.ids[places][one], [contents[i] for i in one.tolist()]) for one in members]
+    found = [_group(index, space, listed.ids[order][one], [contents[i] for i in one.tolist()]) for one in members]
     return sorted(filter(None, found), key=lambda one: (-len(one.items), one.items[0].path))
 
 

@@ -21,7 +21,7 @@ import numpy as np
 from finesight.errors import FineSightError
 from finesight.search.base import Ids, IndexItem, ItemList
 
-PATIENCE = 60.0  # seconds to wait for another process that commits just now
+BUSY_TIMEOUT = 60.0  # seconds to wait for another process that commits just now
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (
     one INTEGER PRIMARY KEY CHECK (one = 0),
@@ -86,7 +86,7 @@ class ItemStore:
         if not create and not file.is_file():
             raise FineSightError(f"The index in {file.parent} is damaged: it has no {file.name}. Make it anew.")
         try:
-            self._db = sqlite3.connect(file, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            self._db = sqlite3.connect(file, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
             if create:
                 self._db.executescript(SCHEMA)
             self._file = _identity(file)
@@ -141,9 +141,9 @@ class ItemStore:
         with self._transaction(write=True):
             first = self._state().rows
             for item in items:
-                place = (item.id, os.fsencode(item.path))
-                self._db.execute("INSERT INTO dead (row) SELECT row FROM items WHERE id = ? OR path = ?", place)
-                self._db.execute("DELETE FROM items WHERE id = ? OR path = ?", place)
+                key = (item.id, os.fsencode(item.path))
+                self._db.execute("INSERT INTO dead (row) SELECT row FROM items WHERE id = ? OR path = ?", key)
+                self._db.execute("DELETE FROM items WHERE id = ? OR path = ?", key)
             self._db.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
                 [_to_row(item, first + n) for n, item in enumerate(items)],
@@ -151,15 +151,15 @@ class ItemStore:
             self._db.execute("UPDATE state SET rows = rows + ?", (len(items),))
 
     def remove(self, ids: Ids) -> None:
-        places = [(int(item),) for item in ids]
+        keys = [(int(item),) for item in ids]
         with self._transaction(write=True):
-            self._db.executemany("INSERT INTO dead (row) SELECT row FROM items WHERE id = ?", places)
-            self._db.executemany("DELETE FROM items WHERE id = ?", places)
+            self._db.executemany("INSERT INTO dead (row) SELECT row FROM items WHERE id = ?", keys)
+            self._db.executemany("DELETE FROM items WHERE id = ?", keys)
 
     def compact(self, kept: Ids, generation: int) -> None:
         """Commit that row ``kept[i]`` is now row i of the vector files of ``generation``."""
         with self._transaction(write=True):
-            self._db.executemany(  # ascending: a row only ever moves to a place that is free already
+            self._db.executemany(  # ascending: a row only ever moves to a row that is free already
                 "UPDATE items SET row = ? WHERE row = ?", [(new, old) for new, old in enumerate(kept.tolist())]
             )
             self._db.execute("DELETE FROM dead")
@@ -185,10 +185,7 @@ class ItemStore:
     def _transaction(self, *, write: bool = False) -> Iterator[None]:
         """Run the block in one transaction: it reads one state, and what it writes is committed as a whole.
 
-        Raises
-        ------
-        FineSightError
-            If the file was replaced since it was opened, or SQLite fails.
+        Raises ``FineSightError`` if the file was replaced since it was opened, or SQLite fails.
         """
         with self._lock:
             if _identity(self.file) != self._file:

@@ -27,17 +27,17 @@ class Labels:
     gone: int  # no longer in the index
 
 
-def write_table(file: Path, found: Clustering, paths: dict[int, str]) -> None:
+def write_table(file: Path, clustering: Clustering, paths: dict[int, str]) -> None:
     """Write a line for every image, by cluster, nearest to the center first; ``label`` is left empty."""
     with open_for_writing(file) as stream:
         writer = csv.writer(stream)
         writer.writerow(COLUMNS)
-        for cluster in [*range(len(found)), UNCLUSTERED]:
+        for cluster in [*range(len(clustering)), UNCLUSTERED]:
             name = "" if cluster == UNCLUSTERED else str(cluster)
-            for place in found.positions(cluster).tolist():
-                path = paths.get(int(found.ids[place]))
+            for position in clustering.positions(cluster).tolist():
+                path = paths.get(int(clustering.ids[position]))
                 if path is not None:
-                    writer.writerow((name, "", f"{found.distances[place]:.4f}", path))
+                    writer.writerow((name, "", f"{clustering.distances[position]:.4f}", path))
 
 
 def read_labels(file: Path, index: Index) -> Labels:
@@ -55,11 +55,11 @@ def read_labels(file: Path, index: Index) -> Labels:
             by_cluster[line["cluster"]].add(line["label"])
     unclear = {name for name, labels in by_cluster.items() if name and len(labels) > 1}
     shared = {name: min(labels) for name, labels in by_cluster.items() if name and len(labels) == 1}
-    known = set(index.list_items().paths.tolist())
+    listed = set(index.list_items().paths.tolist())
     rows, gone, unlabeled = [], 0, 0
     for line in lines:
         label = line["label"] or shared.get(line["cluster"], "")
-        if line["path"] not in known:
+        if line["path"] not in listed:
             gone += 1
         elif label in ("", LEFT_OUT) or "\n" in line["path"]:  # a list has one path in a line
             unlabeled += 1

@@ -41,11 +41,11 @@ def open_onnx_embedder(index: Index, model: str | Path | None = None) -> OnnxEmb
     if model is not None:
         file = Path(model)
         return OnnxEmbedder(file / MODEL if file.is_dir() else file)
-    places = [index.encoder_folder().parent / MODEL, Path(index.meta.run) / MODEL]
-    for place in places:
-        if place.is_file():
-            return OnnxEmbedder(place)
+    candidates = [index.encoder_folder().parent / MODEL, Path(index.meta.run) / MODEL]
+    for candidate in candidates:
+        if candidate.is_file():
+            return OnnxEmbedder(candidate)
     raise FineSightError(
-        f"There is no {MODEL} to search with. Make one with `finesight export {index.meta.run} {places[0]}`, "
+        f"There is no {MODEL} to search with. Make one with `finesight export {index.meta.run} {candidates[0]}`, "
         "or give one with --model."
     )

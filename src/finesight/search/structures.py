@@ -58,13 +58,13 @@ class FaissLimits:
 
 def fit_structure(now: Snapshot, space: str, folder: Path, limits: FaissLimits) -> Structure:
     """Return the structure there is if it still serves, else a new one that finds enough, else "exact"."""
-    (rows, dimension), there = now.vectors[space].shape, now.structures.get(space)
+    (rows, dimension), held = now.vectors[space].shape, now.structures.get(space)
     exact = Structure(space, now.state.generation, rows, "exact", "", 0, 0, 1.0, 0, 0.0)
     if rows * dimension <= limits.exact_numbers:
         return exact
-    whole = there is not None and (not there.file or now.loaded.get(there.file) is not None)
-    if there is not None and there.queries and whole and rows - there.rows <= MAX_TAIL_SHARE * rows:
-        return there
+    whole = held is not None and (not held.file or now.loaded.get(held.file) is not None)
+    if held is not None and held.queries and whole and rows - held.rows <= MAX_TAIL_SHARE * rows:
+        return held
     fits = _graph_bytes(rows, dimension) * len(now.vectors) <= limits.graph_bytes
     for kind in ("hnsw", "ivf-pq") if fits else ("ivf-pq",):  # a graph may fall apart where images come in tight groups
         made = _build_and_measure(now, replace(exact, kind=kind), folder, limits)
