@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,7 @@ from finesight.data.sources import open_source
 from finesight.data.verification import describe_differences, verify
 from finesight.errors import FineSightError
 from layouts import EXAMPLES, Example
+from processes import environment
 
 FORMS = [builder for name in LAYOUTS for builder in EXAMPLES.get(name, [])]
 LISTED = [layout for layout in ordered_layouts() if layout.listed]
@@ -229,6 +232,18 @@ def test_a_name_decides_what_a_folder_is(tmp_path: Path) -> None:
     (root / "lookalikes.json").write_text("{}")
     assert open_source(root).kind == "cub"
     assert "lookalikes.json cannot be read" in error(open_source, f"lookalikes:{root}")
+
+
+def test_the_layout_of_the_guide_works(tmp_path: Path) -> None:
+    """docs/datasets.md, in a process of its own: the registry of this one stays as it is."""
+    guide = (Path(__file__).parents[2] / "docs" / "datasets.md").read_text()
+    program = guide.partition("```python\n")[2].partition("```")[0]
+    program += "import sys\nfrom finesight.data.sources import open_source\nprint(open_source(sys.argv[1]).describe())"
+    (tmp_path / "images").mkdir(parents=True)
+    (tmp_path / "toy.txt").write_text("images/a.jpg owl train\nimages/b.jpg wren test\n")
+    words = [sys.executable, "-c", program, str(tmp_path)]
+    done = subprocess.run(words, capture_output=True, text=True, env=environment(), check=True)
+    assert done.stdout == f"toy {tmp_path}: 2 images, 2 classes, 1 train + 1 test\n"
 
 
 # --- the commands -------------------------------------------------------------------------------------
