@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from finesight.methods.base import OBJECTIVES, DatasetInfo, Objective
 from finesight.nn.backbone import Backbone, BackboneConfig
@@ -95,6 +96,11 @@ def seeded(seed: int = 0) -> torch.Generator:
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(*shape, dtype=torch.float64, generator=seeded(seed))
+
+
+def units(*shape: int, seed: int = 0) -> Tensor:
+    """Vectors of length one."""
+    return F.normalize(normal(*shape, seed=seed), dim=-1)
 
 
 def pictures(n: int = 5, side: int = 36, views: int = 2, seed: int = 1) -> list[Tensor]:

@@ -9,9 +9,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives import bare, normal, output_of, pictures, seeded, small
+from objectives import bare, output_of, pictures, seeded, small, units
 from torch import Tensor
-from torch.nn import functional as F
 
 from finesight.methods.cvsa import CVSA, CVSAConfig, alignment_loss
 from finesight.methods.moco import MoCo, MoCoConfig
@@ -19,10 +18,6 @@ from reference.cvsa import alignment, cell_means
 from reference.gradcam import cam, differences
 from reference.infonce import head as head_reference
 from small import small_batch, small_module, take_step
-
-
-def units(*shape: int, seed: int = 0) -> Tensor:
-    return F.normalize(normal(*shape, seed=seed), dim=-1)
 
 
 def shares(n: int, cells: int, seed: int = 0) -> Tensor:

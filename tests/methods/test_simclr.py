@@ -5,16 +5,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from objectives import assert_slopes, bare, normal, output_of, outputs, pictures, small
-from torch import Tensor
+from objectives import assert_slopes, bare, normal, output_of, outputs, pictures, small, units
 from torch.nn import functional as F
 
 from finesight.methods.simclr import nt_xent
 from reference.simclr import nt_xent as reference
-
-
-def units(n: int, dim: int, seed: int = 0) -> Tensor:
-    return F.normalize(normal(n, dim, seed=seed), dim=1)
 
 
 @given(
@@ -25,7 +20,7 @@ def units(n: int, dim: int, seed: int = 0) -> Tensor:
 )
 @settings(max_examples=60, deadline=None)
 def test_nt_xent_against_loops(n: int, dim: int, temperature: float, seed: int) -> None:
-    a, b = units(n, dim, seed), units(n, dim, seed + 1)
+    a, b = units(n, dim, seed=seed), units(n, dim, seed=seed + 1)
     expected = reference(a.numpy(), b.numpy(), temperature)
     loss = nt_xent(a, b, temperature)
     np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-9, atol=1e-12 / temperature)
@@ -33,7 +28,7 @@ def test_nt_xent_against_loops(n: int, dim: int, temperature: float, seed: int) 
 
 
 def test_a_single_image_has_nothing_to_be_confused_with() -> None:
-    a, b = units(1, 4).requires_grad_(), units(1, 4, 1)
+    a, b = units(1, 4).requires_grad_(), units(1, 4, seed=1)
     loss = nt_xent(a, b, 0.1)
     (slope,) = torch.autograd.grad(loss.sum(), a)
     assert loss.item() == pytest.approx(0, abs=1e-12)
@@ -55,7 +50,7 @@ def test_identical_views_of_orthogonal_images() -> None:
 
 
 def test_the_views_are_interchangeable() -> None:
-    a, b = units(4, 3), units(4, 3, 1)
+    a, b = units(4, 3), units(4, 3, seed=1)
     torch.testing.assert_close(nt_xent(a, b, 0.1), nt_xent(b, a, 0.1), rtol=1e-12, atol=0)
 
 
