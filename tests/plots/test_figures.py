@@ -8,16 +8,26 @@ import pytest
 from matplotlib.colors import to_rgb
 from numpy.typing import NDArray
 
-from finesight.plots import figures, sheets
+from finesight.plots import figures
 from finesight.plots.style import ACCENT, INK, QUIET
 from png import Pixels, count, decode
+
+
+def colored(pixels: Pixels, color: str) -> NDArray[np.bool_]:
+    found: NDArray[np.bool_] = (pixels == np.rint(np.array(to_rgb(color)) * 255)).all(-1)
+    return found
+
+
+def k_curve(points: dict[int, list[float]], baselines: dict[str, list[float]], label: str) -> bytes:
+    return figures.k_curves([figures.KCurve(points, baselines, label)])
+
 
 # --- curves and bars
 
 
 def test_a_falling_curve_falls_in_the_picture() -> None:
     pixels = decode(figures.curves({"loss": [(i, 100.0 - i) for i in range(50)]}))
-    line = (pixels == np.rint(np.array(to_rgb(ACCENT)) * 255)).all(-1)
+    line = colored(pixels, ACCENT)
     line[: pixels.shape[0] // 6] = False  # the last value, written in the same color
     heights = [np.flatnonzero(line[:, x]).mean() for x in np.flatnonzero(line.any(0))]
     assert np.corrcoef(heights, np.arange(len(heights)))[0, 1] > 0.99
@@ -42,20 +52,18 @@ def test_order_of_writing_does_not_matter() -> None:
 def test_odd_curves_are_drawn(points: list[tuple[float, float]]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert count(decode(figures.curves({"loss": points})), ACCENT) > 20
-
-
-def test_a_single_point_is_visible_in_the_panel() -> None:
-    pixels = decode(figures.curves({"loss": [(10, 1.5)]}))
-    assert count(pixels[pixels.shape[0] // 5 :], ACCENT) > 20
+        pixels = decode(figures.curves({"loss": points}))
+    panel = pixels[pixels.shape[0] // 5 if len(points) < 3 else 0 :]  # a few points show below the last value, too
+    assert count(panel, ACCENT) > 20
 
 
 def test_smoothing_keeps_a_constant_and_a_gap() -> None:
-    values = np.full(200, 3.0)
-    values[50:60] = np.nan
-    smooth = figures._smooth(values)
-    np.testing.assert_allclose(smooth[np.isfinite(values)], 3.0)
-    assert np.isnan(smooth[50:60]).all()
+    pixels = decode(figures.curves({"loss": [(i, np.nan if 50 <= i < 60 else 3.0) for i in range(200)]}))
+    line = colored(pixels, ACCENT)
+    line[: pixels.shape[0] // 5] = False  # the last value, written in the same color
+    columns = np.flatnonzero(line.any(0))
+    assert np.ptp(np.flatnonzero(line.any(1))) <= 4, "level"
+    assert np.diff(columns).max() > 0.03 * np.ptp(columns), "a gap"
 
 
 @pytest.mark.parametrize("metrics", [{}, {"loss": []}, {"loss": [(1, np.nan)]}])
@@ -69,8 +77,8 @@ def test_empty_metrics_give_a_sentence_instead_of_axes(metrics: dict[str, list[t
 def test_bars_are_as_long_as_the_scores_and_the_best_is_marked() -> None:
     pixels = decode(figures.score_bars([{"system": "a", "rank-1": 20.0}, {"system": "b", "rank-1": 80.0}]))
     upper, lower = pixels[: pixels.shape[0] // 2 - 20], pixels
-    quiet = (upper == np.rint(np.array(to_rgb(QUIET)) * 255)).all(-1).sum(1).max()
-    best = (lower == np.rint(np.array(to_rgb(ACCENT)) * 255)).all(-1).sum(1).max()
+    quiet = colored(upper, QUIET).sum(1).max()
+    best = colored(lower, ACCENT).sum(1).max()
     assert best / quiet == pytest.approx(4, rel=0.05)
 
 
@@ -91,11 +99,6 @@ POINTS = {1: [40.0, 42.0], 4: [44.0, 46.0], 32: [50.0, 51.0], 256: [47.0, 47.5]}
 BASELINES = {"MoCo v2, average": [30.0, 34.0]}
 
 
-def colored(pixels: Pixels, color: str) -> NDArray[np.bool_]:
-    found: NDArray[np.bool_] = (pixels == np.rint(np.array(to_rgb(color)) * 255)).all(-1)
-    return found
-
-
 def line_heights(png: bytes) -> dict[int, float]:
     """Of the mean's line, by column; from above."""
     line = colored(decode(png), ACCENT)
@@ -104,14 +107,14 @@ def line_heights(png: bytes) -> dict[int, float]:
 
 def test_k_doubles_evenly_and_the_line_goes_through_the_means() -> None:
     """Means in a straight line over log K make a straight line, from the first K to the last."""
-    heights = line_heights(figures.k_curve({2**i: [10.0 + i - 1, 10.0 + i + 1] for i in range(9)}, {}, "rank-1"))
+    heights = line_heights(k_curve({2**i: [10.0 + i - 1, 10.0 + i + 1] for i in range(9)}, {}, "rank-1"))
     columns = np.array(list(heights))
     assert np.corrcoef(columns, list(heights.values()))[0, 1] < -0.999
     assert columns.max() - columns.min() > 300
 
 
 def test_the_order_of_k_does_not_matter() -> None:
-    assert figures.k_curve(POINTS, {}, "x") == figures.k_curve(dict(reversed(POINTS.items())), {}, "x")
+    assert k_curve(POINTS, {}, "x") == k_curve(dict(reversed(POINTS.items())), {}, "x")
 
 
 def test_every_seed_is_a_dot() -> None:
@@ -122,13 +125,13 @@ def test_every_seed_is_a_dot() -> None:
 
     far = {1: [40.0, 60.0], 32: [40.0, 60.0]}
     with_third = {1: [40.0, 60.0, 56.0], 32: [40.0, 60.0, 56.0]}
-    assert pale(figures.k_curve(far, {}, "x")) > 40
-    assert pale(figures.k_curve(with_third, {}, "x")) > pale(figures.k_curve(far, {}, "x"))
+    assert pale(k_curve(far, {}, "x")) > 40
+    assert pale(k_curve(with_third, {}, "x")) > pale(k_curve(far, {}, "x"))
 
 
 def test_a_baseline_is_a_dashed_line_at_its_mean_with_its_name_beside_it() -> None:
     flat = {1: [40.0], 256: [40.0]}
-    pixels = decode(figures.k_curve(flat, {"MoCo v2": [30.0, 34.0], "top": [48.0]}, "rank-1"))
+    pixels = decode(k_curve(flat, {"MoCo v2": [30.0, 34.0], "top": [48.0]}, "rank-1"))
     dark = colored(pixels, INK)
     line = colored(pixels, ACCENT)
     right = np.flatnonzero(line.any(0)).max()
@@ -142,7 +145,7 @@ def test_a_baseline_is_a_dashed_line_at_its_mean_with_its_name_beside_it() -> No
 
 def names_of(baselines: dict[str, list[float]]) -> list[tuple[int, int]]:
     """Rows of the picture that the names right of the panel take, from above."""
-    pixels = decode(figures.k_curve({1: [40.0], 256: [40.0]}, baselines, "x"))
+    pixels = decode(k_curve({1: [40.0], 256: [40.0]}, baselines, "x"))
     right = np.flatnonzero(colored(pixels, ACCENT).any(0)).max() + 25
     ink = (pixels[:, right:].max(-1) < 140).any(1)
     edges = np.flatnonzero(np.diff(np.concatenate([[0], ink.astype(int), [0]])))
@@ -158,7 +161,7 @@ def test_names_of_near_baselines_do_not_overlap() -> None:
 
 
 def test_two_panels_are_twice_as_wide() -> None:
-    one = decode(figures.k_curve(POINTS, BASELINES, "rank-1"))
+    one = decode(k_curve(POINTS, BASELINES, "rank-1"))
     two = decode(figures.k_curves([figures.KCurve(POINTS, BASELINES, name) for name in ("rank-1", "mAP")]))
     assert two.shape[1] == 2 * one.shape[1]
 
@@ -176,25 +179,25 @@ def test_two_panels_are_twice_as_wide() -> None:
 def test_odd_curves_over_k_are_drawn(points: dict[int, list[float]], baselines: dict[str, list[float]]) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert count(decode(figures.k_curve(points, baselines, "rank-1 (%)")), INK) > 20
+        assert count(decode(k_curve(points, baselines, "rank-1 (%)")), INK) > 20
 
 
 def test_no_points_give_a_sentence() -> None:
     blank = figures.k_curves([])
     assert decode(blank).shape[0] < 200
-    assert blank == figures.k_curve({}, BASELINES, "x") == figures.k_curve({1: []}, BASELINES, "x")
+    assert blank == k_curve({}, BASELINES, "x") == k_curve({1: []}, BASELINES, "x")
 
 
 # --- all
 
 
-@pytest.mark.parametrize("name", ["$a_{", "$", "\\frac", "鳥の名前", "line\nbreak", "\udcff.jpg", "x" * 500, "<b>"])
+@pytest.mark.parametrize("name", ["$a_{", "\\frac", "鳥の名前", "line\nbreak", "\udcff.jpg", "x" * 500])
 def test_any_name_can_be_drawn(name: str) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         decode(figures.curves({name: [(1, 2.0), (2, 3.0)]}))
         decode(figures.score_bars([{"system": name, name: 50.0}]))
-        decode(figures.k_curve(POINTS, {name: [41.0]}, name))
+        decode(k_curve(POINTS, {name: [41.0]}, name))
 
 
 def test_the_users_matplotlib_settings_neither_leak_in_nor_change() -> None:
@@ -202,10 +205,3 @@ def test_the_users_matplotlib_settings_neither_leak_in_nor_change() -> None:
     with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red"}):
         assert figures.curves({"loss": [(1, 2.0), (2, 1.0)]}) == before
         assert matplotlib.rcParams["font.size"] == 30
-
-
-def test_the_sheets_are_found_here_too() -> None:
-    assert figures.attention_overlays is sheets.attention_overlays
-    assert figures.retrieval_rows is sheets.retrieval_rows
-    assert figures.projections is sheets.projections
-    assert figures.RetrievalRow is sheets.RetrievalRow

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -47,7 +48,7 @@ def compare(
     a = Encoder.load(run_a)
     b = a if run_a.resolve() == run_b.resolve() else Encoder.load(run_b)
     if out is not None:
-        _make(out)  # before the work
+        _make_folder(out)
     names: dict[str, Any] = {
         "pooling_a": None if pooling_a is None else str(pooling_a),
         "pooling_b": None if pooling_b is None else str(pooling_b),
@@ -137,14 +138,14 @@ def _change(found: Comparison, query: int) -> str:
 
 
 def _printable(text: str) -> str:
-    """File names that are not UTF-8 cannot be printed as they are."""
+    """Return ``text`` with a question mark for what cannot be printed, as in file names that are not UTF-8."""
     return text.encode("utf-8", "replace").decode()
 
 
 # --- files ------------------------------------------------------------------------------------------------------------
 
 
-def _make(folder: Path) -> None:
+def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -153,14 +154,16 @@ def _make(folder: Path) -> None:
 
 def _write(folder: Path, found: Comparison, summary: dict[str, Any]) -> None:
     from finesight.evaluation.metrics import retrieval_metrics
+    from finesight.io.atomic import write_atomic
 
-    (folder / "comparison.json").write_text(json.dumps(summary, indent=2) + "\n")
-    with open(folder / "changed.csv", "w", encoding="utf-8", errors="surrogateescape", newline="") as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        names = [f"{metric.query_column}_{system}" for metric in retrieval_metrics() for system in "ab"]
-        writer.writerow(["path", "label", "change", *names])
-        writer.writerows(changed_row(found, i) for i in found.changed.tolist())
-    (folder / "changed.png").write_bytes(changed_sheet(found))
+    table = io.StringIO()
+    writer = csv.writer(table, lineterminator="\n")
+    names = [f"{metric.query_column}_{system}" for metric in retrieval_metrics() for system in "ab"]
+    writer.writerow(["path", "label", "change", *names])
+    writer.writerows(changed_row(found, i) for i in found.changed.tolist())
+    write_atomic(folder / "comparison.json", json.dumps(summary, indent=2) + "\n")
+    write_atomic(folder / "changed.csv", table.getvalue())
+    write_atomic(folder / "changed.png", changed_sheet(found))
 
 
 def changed_row(found: Comparison, query: int) -> tuple[object, ...]:
@@ -176,7 +179,7 @@ def changed_row(found: Comparison, query: int) -> tuple[object, ...]:
 
 
 def changed_sheet(found: Comparison) -> bytes:
-    """A PNG of the most changed queries, each with the image that A and that B finds nearest."""
+    """Draw the most changed queries, each with the image that A and that B finds nearest; return a PNG."""
     from finesight.evaluation.compare import nearest
     from finesight.plots.style import blank, drawn
 
@@ -192,7 +195,7 @@ def changed_sheet(found: Comparison) -> bytes:
 
 
 def _sheet_of(found: Comparison, shown: NDArray[np.int64], hits: list[NDArray[np.int64]]) -> Figure:
-    """As ``sheets.retrieval_rows``, but a column is a system and not a place in the ranking."""
+    """Draw as ``sheets.retrieval_rows`` does, but a column is a system and not a place in the ranking."""
     from finesight.plots.style import INK, short
     from finesight.plots.tiles import below, framed, note, sheet, verdict
 

@@ -4,17 +4,18 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter, ValidationError
 
 from finesight.data.decode import os_reason
 from finesight.data.sources import ImageSource
 from finesight.errors import FineSightError
+from finesight.io.atomic import write_atomic
 
 FORMAT = "finesight label fractions 1"
 NAMED = 3  # images in an error message
@@ -25,7 +26,7 @@ Parts = dict[int, NDArray[np.int64]]  # percent: the images whose labels are use
 def nested_fractions(
     labels: NDArray[np.int64], fractions: Sequence[float] = (1.0, 0.5, 0.2), seed: int = 0
 ) -> dict[float, NDArray[np.int64]]:
-    """Ascending indices for each label fraction: drawn per class, rounded up, each inside every larger one.
+    """Return ascending indices for each label fraction: drawn per class, rounded up, each inside every larger one.
 
     A class's draw depends on the seed and its own label only, not on which other classes there are. Images
     without a label (-1) are in no fraction.
@@ -39,13 +40,13 @@ def nested_fractions(
 
 
 def draw_parts(labels: NDArray[np.int64], percents: Sequence[int], seed: int) -> Parts:
-    """``nested_fractions`` by percent."""
-    found = nested_fractions(labels, [percent / 100 for percent in percents], seed)
-    return {percent: found[percent / 100] for percent in percents}
+    """Return ``nested_fractions`` by percent."""
+    parts = nested_fractions(labels, [percent / 100 for percent in percents], seed)
+    return {percent: parts[percent / 100] for percent in percents}
 
 
 def shuffled_classes(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.int64]]:
-    """The images of each class in a random order that depends on the seed and the label alone."""
+    """Return the images of each class in a random order that depends on the seed and the label alone."""
     return [
         np.random.default_rng([seed, label]).permutation(np.flatnonzero(labels == label))
         for label in np.unique(labels[labels >= 0]).tolist()
@@ -53,7 +54,7 @@ def shuffled_classes(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.in
 
 
 def join(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
-    """Ascending."""
+    """Return all of them in one ascending array."""
     return np.sort(np.concatenate([np.empty(0, dtype=np.int64), *parts]))
 
 
@@ -61,7 +62,7 @@ def join(parts: Iterable[NDArray[np.int64]]) -> NDArray[np.int64]:
 
 
 def write_parts(file: Path, source: ImageSource, train: NDArray[np.int64], parts: Parts, seed: int | None) -> None:
-    """Percent, class, paths: small enough to share, one class a line. ``parts`` are indices into ``train``.
+    """Write the paths of each fraction by class, one class a line; ``parts`` are indices into ``train``.
 
     A hundred percent is not written: it is every labeled train image.
     """
@@ -79,55 +80,63 @@ def write_parts(file: Path, source: ImageSource, train: NDArray[np.int64], parts
         rows = (f"   {json.dumps(name)}: {json.dumps(paths)}" for name, paths in by_class.items())
         blocks.append(f'  "{percent}": {{\n' + ",\n".join(rows) + "\n  }")
     lines.append(' "fractions": {\n' + ",\n".join(blocks) + "\n }")
-    _put(file, "{\n" + ",\n".join(lines) + "\n}\n")
+    try:
+        write_atomic(file, "{\n" + ",\n".join(lines) + "\n}\n")
+    except OSError as error:
+        raise FineSightError(f"--save-labels {file} cannot be written: {os_reason(error)}.") from error
 
 
 def read_parts(
     file: Path, source: ImageSource, train: NDArray[np.int64], percents: Sequence[int], limit_classes: int | None = None
 ) -> tuple[Parts, int | None]:
-    """What ``write_parts`` wrote, as indices into ``train``, and its seed. Every image must be there, of its class.
+    """Read what ``write_parts`` wrote; return indices into ``train`` and the seed.
 
     Of a source that is limited to its first classes, the images of the others are left out.
+
+    Raises
+    ------
+    FineSightError
+        If the file cannot be read, lacks a fraction, or lists an image that is not a train image of that class.
     """
-    told = _read(file)
-    missing = [percent for percent in percents if percent != 100 and str(percent) not in told["fractions"]]
+    content = _read(file)
+    missing = [percent for percent in percents if percent != 100 and str(percent) not in content["fractions"]]
     if missing:
         raise FineSightError(
             f"{file} has no images for {missing[0]} % of the labels, only for "
-            f"{', '.join(f'{percent} %' for percent in told['fractions']) or 'none'}; choose by --fractions."
+            f"{', '.join(f'{percent} %' for percent in content['fractions']) or 'none'}; choose by --fractions."
         )
     labels = _labels(source)[train]
     classes = {name: label for label, name in enumerate(source.classes)}
-    place = {path: i for i, path in enumerate(source.paths[train].tolist())}
+    index = {path: i for i, path in enumerate(source.paths[train].tolist())}
     parts = {}
     for percent in percents:
         if percent == 100:
             parts[percent] = np.flatnonzero(labels >= 0)
             continue
         chosen = []
-        for name, paths in told["fractions"][str(percent)].items():
+        for name, paths in content["fractions"][str(percent)].items():
             if limit_classes is None or classes.get(name, -1) < limit_classes:
                 chosen += [(name, path) for path in paths]
-        _check(file, source, chosen, place, labels)
-        parts[percent] = np.unique(np.array([place[path] for _, path in chosen], dtype=np.int64))
-    return parts, told.get("seed")
+        _check(file, source, chosen, index, labels)
+        parts[percent] = np.unique(np.array([index[path] for _, path in chosen], dtype=np.int64))
+    return parts, content.get("seed")
 
 
 def _check(
     file: Path,
     source: ImageSource,
     chosen: Sequence[tuple[str, str]],
-    place: Mapping[str, int],
+    index: Mapping[str, int],
     labels: NDArray[np.int64],
 ) -> None:
-    if gone := [path for _, path in chosen if path not in place]:
+    if gone := [path for _, path in chosen if path not in index]:
         more = f" and {len(gone) - NAMED:,} more" if len(gone) > NAMED else ""
         raise FineSightError(
             f"{file} lists images that are not among the readable train images of {source.root}: "
             f"{', '.join(gone[:NAMED])}{more}. It must belong to the same data set, in the same layout."
         )
     for name, path in chosen:
-        label = int(labels[place[path]])
+        label = int(labels[index[path]])
         if label < 0 or source.classes[label] != name:
             here = repr(source.classes[label]) if label >= 0 else "without a label"
             raise FineSightError(f"{path} is of class {name!r} by {file}, but {here} in {source.root}.")
@@ -139,23 +148,24 @@ def _check(
 
 def _read(file: Path) -> dict[str, Any]:
     try:
-        told = json.loads(file.read_text(encoding="utf-8"))
+        content = json.loads(file.read_text(encoding="utf-8"))
     except OSError as error:
         raise FineSightError(f"--labels {file} cannot be read: {os_reason(error)}.") from error
     except (ValueError, RecursionError) as error:
         raise FineSightError(f"--labels {file} is not JSON ({error}).") from error
-    if not _is_label_file(told):
+    if not _is_label_file(content):
         raise FineSightError(f"--labels {file} is not a list of label fractions ({FORMAT!r}), see docs/protocols.md.")
-    return dict(told)
+    return dict(content)
 
 
-def _is_label_file(told: Any) -> bool:
-    if not isinstance(told, dict) or told.get("format") != FORMAT or not isinstance(told.get("fractions"), dict):
+def _is_label_file(content: Any) -> bool:
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
         return False
-    lists = [paths for part in told["fractions"].values() if isinstance(part, dict) for paths in part.values()]
-    return all(isinstance(part, dict) for part in told["fractions"].values()) and all(
-        isinstance(paths, list) and all(isinstance(path, str) for path in paths) for paths in lists
-    )
+    try:
+        TypeAdapter(dict[str, dict[str, list[str]]]).validate_python(content.get("fractions"), strict=True)
+    except ValidationError:
+        return False
+    return True
 
 
 def _by_class(source: ImageSource, images: NDArray[np.int64]) -> dict[str, list[str]]:
@@ -168,14 +178,3 @@ def _by_class(source: ImageSource, images: NDArray[np.int64]) -> dict[str, list[
 def _labels(source: ImageSource) -> NDArray[np.int64]:
     assert source.labels is not None
     return source.labels
-
-
-def _put(file: Path, text: str) -> None:
-    scratch = file.with_name(f".{file.name}.tmp")
-    try:
-        scratch.write_text(text, encoding="utf-8")
-        os.replace(scratch, file)
-    except OSError as error:
-        raise FineSightError(f"--save-labels {file} cannot be written: {os_reason(error)}.") from error
-    finally:
-        scratch.unlink(missing_ok=True)

@@ -14,7 +14,8 @@ from finesight.paper.profiles import Profile
 from finesight.paper.results import Results
 from finesight.paper.systems import SYSTEMS
 from finesight.paper.table import CURVE, OURS, values
-from finesight.plots.figures import KCurve, attention_overlays, k_curves
+from finesight.plots.figures import KCurve, k_curves
+from finesight.plots.sheets import attention_overlays
 
 SEED = 0  # whose networks are looked at
 BIRDS = 8

@@ -1,7 +1,7 @@
-"""The report's charts, as PNG bytes; its sheets of pictures are in ``sheets``.
+"""Charts of the report, as PNG bytes; sheets of pictures are in ``sheets``.
 
-They are read by people who know birds or cars, not networks: every figure carries its own words and color is never
-the only sign.
+They are read by people who know birds or cars, not networks: every figure has its own words, and color is never the
+only sign.
 """
 
 import itertools
@@ -16,27 +16,14 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 from numpy.typing import NDArray
 
-from finesight.plots.sheets import RetrievalRow, attention_overlays, projections, retrieval_rows
 from finesight.plots.style import ACCENT, FAINT, INK, QUIET, blank, drawn, short
-
-__all__ = [
-    "KCurve",
-    "RetrievalRow",
-    "attention_overlays",
-    "curves",
-    "k_curve",
-    "k_curves",
-    "projections",
-    "retrieval_rows",
-    "score_bars",
-]
 
 
 @drawn
 def curves(metrics: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str = "training step") -> Figure:
-    """One small panel per metric, its key being the title and its last value beside it.
+    """Draw a small panel for each metric, with its key as the title and its last value beside it.
 
-    Separate panels, because a loss, a similarity and a rank share no axis. Non-finite values leave a gap.
+    Values that are not finite leave a gap.
     """
     series = {name: _in_order(points) for name, points in metrics.items()}
     series = {name: points for name, points in series.items() if np.isfinite(points[:, 1]).any()}
@@ -51,7 +38,7 @@ def curves(metrics: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str 
 
 @drawn
 def score_bars(table: Sequence[Mapping[str, object]]) -> Figure:
-    """One panel per score, one bar per row; the first column names the rows, the others are percentages."""
+    """Draw a panel for each score (a percentage) with a bar for each row; the first column names the rows."""
     names = [short(str(next(iter(row.values()), "")), 30) for row in table]
     keys = dict.fromkeys(key for row in table for key in list(row)[1:])
     scores = {key: np.array([_percent(row.get(key)) for row in table]) for key in keys}
@@ -78,17 +65,9 @@ class KCurve:
     ylabel: str
 
 
-def k_curve(points: Mapping[int, Sequence[float]], baselines: Mapping[str, Sequence[float]], ylabel: str) -> bytes:
-    """One panel of ``k_curves``."""
-    return k_curves([KCurve(points, baselines, ylabel)])
-
-
 @drawn
 def k_curves(panels: Sequence[KCurve]) -> Figure:
-    """Side by side: a dot per seed, a line through their means, and a dashed line with its name per baseline.
-
-    K doubles from tick to tick; a legend would send the eye to and fro between two grays.
-    """
+    """Draw panels side by side: a dot for each seed, a line through the means, a dashed line for each baseline."""
     shown = [panel for panel in panels if any(len(values) for values in panel.points.values())]
     if not shown:
         return blank("There are no results over K yet.")
@@ -99,7 +78,7 @@ def k_curves(panels: Sequence[KCurve]) -> Figure:
 
 
 def _in_order(points: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
-    """Points by step: a resumed run may have written some of them late."""
+    """Return the points by step: a resumed run may have written some of them late."""
     array = np.array(points, dtype=np.float64).reshape(-1, 2)
     array[~np.isfinite(array[:, 1]), 1] = np.nan
     return array[np.argsort(array[:, 0], kind="stable")]
@@ -122,7 +101,7 @@ def _curve(axes: Axes, title: str, points: NDArray[np.float64]) -> None:
 
 
 def _smooth(values: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Mean over a centered window of a twentieth of the run, blind to gaps and short at the ends."""
+    """Return the mean over a centered window of a twentieth of the run; gaps stay and do not count."""
     window = np.ones(2 * (len(values) // 40) + 1)
     seen = np.isfinite(values)
     total = np.convolve(np.where(seen, values, 0), window, mode="same")
@@ -164,7 +143,7 @@ def _k_panel(axes: Axes, panel: KCurve) -> None:
 
 
 def _names_beside(axes: Axes, heights: Mapping[str, float]) -> None:
-    """Right of the panel, each at its line or as near above it as the name below leaves room."""
+    """Write names right of the panel, each at its line or as near above it as the name below leaves room."""
     low, high = axes.get_ylim()
     free = -math.inf
     for name, height in sorted(heights.items(), key=lambda item: item[1]):

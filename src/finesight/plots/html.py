@@ -3,9 +3,7 @@
 import base64
 import io
 import math
-import os
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from html import escape
 from pathlib import Path
@@ -14,6 +12,7 @@ import numpy as np
 from PIL import Image
 
 from finesight.errors import FineSightError
+from finesight.io.atomic import write_atomic
 
 FOLD_ROWS = 15  # longer tables start folded
 WEBP_SIDE = 16383  # the format allows no more
@@ -94,7 +93,13 @@ class Section:
 
 
 def build_report(path: Path, *, title: str, sections: Sequence[Section]) -> None:
-    """Writes the page; whoever opens ``path`` meanwhile sees the old page or the new one, never half."""
+    """Write the page; whoever opens ``path`` meanwhile sees the old page or the new one.
+
+    Raises
+    ------
+    FineSightError
+        If the file cannot be written.
+    """
     links = "".join(f'<a href="#s{i}">{escape(s.title)}</a>\n' for i, s in enumerate(sections, 1))
     page = PAGE.format(
         title=escape(title),
@@ -102,19 +107,10 @@ def build_report(path: Path, *, title: str, sections: Sequence[Section]) -> None
         contents=f'<nav aria-label="Contents">\n{links}</nav>\n' if len(sections) > 2 else "",
         sections="\n".join(_section(i, section) for i, section in enumerate(sections, 1)),
     )
-    _write(path, page)
-
-
-def _write(path: Path, page: str) -> None:
-    part = path.with_name(f".{path.name}.{os.getpid()}.part")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
         # File names that are not UTF-8 come as lone surrogates; they are shown as \udcXX instead of failing.
-        part.write_text(page, encoding="utf-8", errors="backslashreplace", newline="\n")
-        os.replace(part, path)
+        write_atomic(path, page.encode("utf-8", "backslashreplace"))
     except OSError as error:
-        with suppress(OSError):
-            part.unlink()
         raise FineSightError(
             f"The report could not be written to {path} ({error.strerror}): "
             "free space there, or choose a folder you may write to."
@@ -146,7 +142,7 @@ def _table(rows: Sequence[Mapping[str, object]]) -> str:
 
 
 def _column(key: str, values: Sequence[object]) -> list[str]:
-    """The head and the cells; numbers of one column share their decimals, to compare at a glance."""
+    """Return the head and the cells of a column; its numbers share their decimals."""
     numbers = [number for number in map(_number, values) if number is not None]
     numeric = len(numbers) > 0 and all(value is None or _number(value) is not None for value in values)
     kind = ' class="number"' if numeric else ""
@@ -175,7 +171,7 @@ def _number(value: object) -> float | None:
 
 
 def _figure(caption: str, png: bytes) -> str:
-    """A picture, on white in both themes, shown at the size in inches it was drawn for."""
+    """Return a picture, on white in both themes, shown at the size in inches it was drawn for."""
     with Image.open(io.BytesIO(png)) as image:
         image.load()
         mime, data = _smaller(image, png)
@@ -188,7 +184,7 @@ def _figure(caption: str, png: bytes) -> str:
 
 
 def _smaller(image: Image.Image, png: bytes) -> tuple[str, bytes]:
-    """Photographs shrink about eight times as WebP; line drawings shrink less and are kept crisp instead."""
+    """Return the MIME type and the bytes: WebP where it is much smaller (photographs), else the PNG (line drawings)."""
     if max(image.size) > WEBP_SIDE:
         return "image/png", png
     buffer = io.BytesIO()

@@ -1,8 +1,4 @@
-"""Sheets of tiles, as PNG bytes: what was found for an image, and where a network looks.
-
-They are read by people who know birds or cars, not networks: every sheet carries its own words (heads, a one-line
-key) and color is never the only sign.
-"""
+"""Sheets of tiles, as PNG bytes: what was found for an image, and where a network looks."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -40,7 +36,7 @@ class RetrievalRow:
 
 @drawn
 def retrieval_rows(rows: Sequence[RetrievalRow]) -> Figure:
-    """Each row: the query, then what was found, framed and marked as right or wrong where labels exist."""
+    """Draw a row for each query: its image, then what was found, marked as right or wrong where labels exist."""
     if not rows:
         return blank("There are no searches to show.")
     matches = range(1, 1 + max(len(row.neighbors) for row in rows))
@@ -63,7 +59,7 @@ def retrieval_rows(rows: Sequence[RetrievalRow]) -> Figure:
 
 @drawn
 def attention_overlays(images: Sequence[Picture], maps: Sequence[Sequence[Floats]], titles: Sequence[str]) -> Figure:
-    """Rows are images; first the plain image, then ``maps[i][j]`` (H, W) over image i under ``titles[j]``.
+    """Draw a row for each image: the image alone, then ``maps[i][j]`` (H, W) over image i under ``titles[j]``.
 
     Each map is scaled to its own range: the question is *where* a network looks, not how strongly.
     """
@@ -80,9 +76,9 @@ def attention_overlays(images: Sequence[Picture], maps: Sequence[Sequence[Floats
 
 @drawn
 def projections(images: Sequence[Picture], responses: Floats, variances: Floats, top: int = 8) -> Figure:
-    """Where each of the ``top`` most varying projections responds; ``responses`` is (M, K, H, W).
+    """Draw where each of the ``top`` most varying projections responds; ``responses`` is (M, K, H, W).
 
-    One color scale per column, so that a projection which is silent on an image also looks silent.
+    A column has one color scale, so that a projection which is silent on an image also looks silent.
     """
     if not len(images) or not len(variances):
         return blank("There are no projections to show.")

@@ -36,7 +36,7 @@ STYLE: Any = {
 
 
 def drawn(draw: Callable[P, Figure]) -> Callable[P, bytes]:
-    """Draws in the house style, whatever the user's matplotlibrc says, and encodes."""
+    """Let a function that returns a figure return PNG bytes, in one style whatever the user's matplotlibrc says."""
 
     @wraps(draw)
     def encoded(*args: P.args, **kwargs: P.kwargs) -> bytes:
@@ -52,14 +52,14 @@ def drawn(draw: Callable[P, Figure]) -> Callable[P, bytes]:
 
 
 def blank(message: str) -> Figure:
-    """A sentence where there is nothing to draw."""
+    """Return a figure with a sentence, for where there is nothing to draw."""
     figure = Figure(figsize=(5, 0.8))
     figure.text(0.5, 0.5, message, ha="center", va="center", color=FAINT)
     return figure
 
 
 def short(text: str, length: int) -> str:
-    """One printable line; what is cut from a long name is its middle, as names differ at their ends."""
+    """Return one printable line, cut in the middle if it is too long, as names differ at their ends."""
     line = " ".join(text.encode("utf-8", "replace").decode().split())
     half = (length - 1) // 2
     return line if len(line) <= length else f"{line[: length - 1 - half]}…{line[-half:]}"

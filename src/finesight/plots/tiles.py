@@ -1,4 +1,4 @@
-"""Tiles in a grid, their words and their heat: the pieces that sheets of pictures are made of."""
+"""Tiles in a grid, their words and heat maps: what sheets of pictures are made of."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -22,7 +22,7 @@ HEAT = ListedColormap(matplotlib.colormaps["inferno"](np.linspace(0, 0.92, 256))
 
 
 def blend(image: Picture, heat: Floats) -> Picture:
-    """Lays heat (H, W) in [0, 1] over the image in gray: every color seen is heat, the denser the hotter."""
+    """Return the image in gray with heat (H, W) in [0, 1] laid over it, the denser the hotter."""
     height, width = image.shape[:2]
     grown = Image.fromarray(heat.astype(np.float32)).resize((width, height), Image.Resampling.BILINEAR)
     heat = np.clip(np.asarray(grown), 0, 1)  # (H, W) -> (h, w)
@@ -33,7 +33,7 @@ def blend(image: Picture, heat: Floats) -> Picture:
 
 
 def sheet(rows: int, heads: Sequence[str], *, tile: float, room: float = 0.07) -> tuple[Figure, list[list[Axes]]]:
-    """Square tiles under column heads, all in inches; ``room`` is left for words under each tile."""
+    """Return a figure of square tiles under column heads, in inches; ``room`` is left for words under each tile."""
     edge, foot = 0.08, 0.36
     above = 0.16 + 0.14 * max(1 + head.count("\n") for head in heads)
     width, height = edge + len(heads) * (tile + edge), above + rows * (tile + room) + foot
@@ -54,7 +54,7 @@ def sheet(rows: int, heads: Sequence[str], *, tile: float, room: float = 0.07) -
 
 
 def _thumbnail(axes: Axes, image: Picture) -> Picture:
-    """No more pixels than the tile shows, so that a report stays small whatever the images' size."""
+    """Return the image with no more pixels than the tile shows, so that a report stays small."""
     picture = Image.fromarray(image)
     scale = axes.bbox.width / max(picture.size)
     size = (max(1, round(picture.width * scale)), max(1, round(picture.height * scale)))
@@ -66,7 +66,7 @@ def show(axes: Axes, image: Picture) -> None:
 
 
 def overlay(axes: Axes, image: Picture, values: Floats, bounds: tuple[float, float] | None) -> None:
-    """A map without contrast is said to be flat rather than stretched until its rounding noise shows."""
+    """Show a map over the image; without ``bounds`` it has no contrast, and words say so."""
     if bounds is None:
         show(axes, image)
         box = {"facecolor": "white", "edgecolor": "none", "alpha": 0.85, "pad": 2}
@@ -78,7 +78,7 @@ def overlay(axes: Axes, image: Picture, values: Floats, bounds: tuple[float, flo
 
 
 def value_range(values: Floats) -> tuple[float, float] | None:
-    """Lowest and highest finite value; None when they differ by no more than rounding."""
+    """Return the lowest and the highest finite value; None when they differ by no more than rounding."""
     finite = np.asarray(values, dtype=np.float64)[np.isfinite(values)]
     if not finite.size:
         return None

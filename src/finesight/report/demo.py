@@ -17,8 +17,9 @@ from finesight.data.layouts.lookalikes import LookalikesConfig, habitats, make_l
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
 from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder, pixels
-from finesight.plots.figures import attention_overlays, retrieval_rows, score_bars
+from finesight.plots.figures import score_bars
 from finesight.plots.html import Section, build_report
+from finesight.plots.sheets import attention_overlays, retrieval_rows
 from finesight.report.run_report import PICTURES, picture_sections, score_table, search_rows
 from finesight.report.train import train_and_report
 from finesight.training.config import RuntimeConfig, build_config

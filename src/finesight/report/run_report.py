@@ -18,8 +18,10 @@ from finesight.evaluation.per_class import as_csv
 from finesight.evaluation.protocols import setting_words
 from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder, pixels, projection_responses
-from finesight.plots.figures import RetrievalRow, attention_overlays, curves, projections, retrieval_rows
+from finesight.io.atomic import write_atomic
+from finesight.plots.figures import curves
 from finesight.plots.html import Section, build_report
+from finesight.plots.sheets import RetrievalRow, attention_overlays, projections, retrieval_rows
 from finesight.training.config import flat
 from finesight.training.metrics_log import metric_series
 from finesight.training.run_folder import RunFolder
@@ -35,7 +37,7 @@ CURVES = (
 
 
 def write_run_report(run: RunFolder, encoder: Encoder, evaluation: Evaluation | None, cache: DecodedCache) -> None:
-    """``report.html`` in the run folder; with scores and search results once the run has been evaluated."""
+    """Write ``report.html`` in the run folder, with scores and search results if the run has been evaluated."""
     shown = evaluation.test if evaluation is not None else np.arange(len(cache))
     sections = [
         *([_scores(run, evaluation)] if evaluation is not None else []),
@@ -49,18 +51,17 @@ def write_run_report(run: RunFolder, encoder: Encoder, evaluation: Evaluation | 
 
 
 def record_evaluation(folder: Path, encoder: Encoder, evaluation: Evaluation) -> None:
-    """Keep the scores beside the run and put them into its report."""
+    """Write the scores into the run folder and its report; do nothing for an encoder folder on its own."""
     run = RunFolder(folder)
-    if not run.config_file.exists():  # an encoder folder on its own
+    if not run.config_file.exists():
         return
-    run.evaluation.write_text(json.dumps(evaluation.scores, indent=2) + "\n")
-    table = as_csv(evaluation.classes)
-    run.classes.write_text(table, encoding="utf-8", errors="surrogateescape")
+    write_atomic(run.evaluation, json.dumps(evaluation.scores, indent=2) + "\n")
+    write_atomic(run.classes, as_csv(evaluation.classes))
     write_run_report(run, encoder, evaluation, evaluation.cache)
 
 
 def picture_sections(encoder: Encoder, cache: DecodedCache, shown: NDArray[np.int64]) -> list[Section]:
-    """Attention overlays and, where there is a branch, its projections, on a few images."""
+    """Return sections with the attention on a few images and, where there is a branch, its projections."""
     chosen = shown[np.linspace(0, len(shown) - 1, min(PICTURES, len(shown))).round().astype(int)]
     views = encoder.cached_views(cache, chosen)
     pictures = [pixels(encoder, view) for view in views]
@@ -85,7 +86,7 @@ def picture_sections(encoder: Encoder, cache: DecodedCache, shown: NDArray[np.in
 
 
 def search_rows(evaluation: Evaluation, count: int = PICTURES) -> list[RetrievalRow]:
-    """A few queries spread over the test images, each with its nearest neighbors."""
+    """Return a few queries spread over the test images, each with its nearest neighbors."""
     features, cache = evaluation.extracted.features[evaluation.pooling], evaluation.cache
     source = cache.source
     queries = np.linspace(0, len(features) - 1, min(count, len(features))).round().astype(int)
@@ -166,7 +167,7 @@ def _meanings(scores: Mapping[str, Any]) -> list[str]:
 
 
 def _group_sections(evaluation: Evaluation) -> list[Section]:
-    """Scores by super-category, where the dataset has them, and by class."""
+    """Return tables of the scores by super-category, where the dataset has them, and by class."""
     sections = []
     if "super_categories" in evaluation.scores:
         words = (
