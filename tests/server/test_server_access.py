@@ -45,6 +45,8 @@ def test_names_that_are_allowed(gallery: Gallery) -> None:
         for host in ("birds.example", "Birds.Example:80", "192.168.1.5", "10.1.2.3", "[fe80::1]:80", "localhost"):
             assert web.get("/api/health", headers={"host": host}).status_code == 200, host
         refused(web.get("/api/health", headers={"host": "evil.example"}), 400)
+    with web_for(gallery.index, host="") as web:  # every network
+        refused(web.get("/api/health", headers=[("host", "localhost"), ("host", "localhost")]), 400)
 
 
 OTHER_ORIGINS = (

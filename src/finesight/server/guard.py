@@ -122,8 +122,9 @@ class Guard:
     def _check_origin(self, request: Request) -> JSONResponse | None:
         """Return 400 for a host name that is not ours, 403 for a request that another site caused."""
         hosts = request.headers.getlist("host")
-        name = host_name(hosts[0]) if len(hosts) == 1 else ""
-        if name not in self._hosts and not (self._any_address and is_address(name)):
+        name = host_name(hosts[0]) if hosts else ""
+        known = name in self._hosts or (self._any_address and is_address(name))
+        if len(hosts) != 1 or not known:
             detail = "The server does not answer to that name: start it with --allow-host NAME to allow it."
             return error_response(400, detail)
         foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
