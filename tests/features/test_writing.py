@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from PIL import Image
 
 import finesight
 from finesight.errors import FineSightError
@@ -126,16 +125,6 @@ def test_upper_case_suffixes(tmp_path: Path) -> None:
         write_features(np.array(["a"]), np.ones((1, 2), np.float32), tmp_path / f"f.{suffix}")
         (tmp_path / f"f.{suffix}").rename(tmp_path / f"f.{suffix.lower()}")
         assert read(tmp_path / f"f.{suffix.lower()}")[0] == ["a"]
-
-
-def test_one_picture_of_another_shape(encoder: Encoder, tmp_path: Path) -> None:
-    (tmp_path / "p").mkdir()
-    for name, size in (("wide", (300, 40)), ("tiny", (3, 5)), ("tall", (50, 333))):
-        Image.new("RGB", size, "green").save(tmp_path / "p" / f"{name}.png")
-    embed_images(encoder, tmp_path / "p", tmp_path / "f.npz", progress=False)
-    paths, values = read(tmp_path / "f.npz")
-    assert paths == ["tall.png", "tiny.png", "wide.png"]
-    np.testing.assert_allclose(values[1:], values[:-1], atol=1e-5)
 
 
 @pytest.mark.parametrize("suffix", FORMATS)

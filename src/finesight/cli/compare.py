@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import CacheDir, Data, Json, Pooling, Quiet, Workers
+from finesight.cli.options import CacheDir, Data, Json, PoolingChoice, Quiet, Workers
 from finesight.errors import FineSightError
 
 if TYPE_CHECKING:
@@ -29,8 +29,12 @@ def compare(
     run_a: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
     run_b: Annotated[Path, typer.Argument(help="Another; or the same, with another pooling.")],
     data: Data,
-    pooling_a: Annotated[Pooling | None, typer.Option(help="How A makes a feature; by default as trained.")] = None,
-    pooling_b: Annotated[Pooling | None, typer.Option(help="How B makes a feature; by default as trained.")] = None,
+    pooling_a: Annotated[
+        PoolingChoice | None, typer.Option(help="How A makes a feature; by default as trained.")
+    ] = None,
+    pooling_b: Annotated[
+        PoolingChoice | None, typer.Option(help="How B makes a feature; by default as trained.")
+    ] = None,
     limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
     resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap over queries.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,

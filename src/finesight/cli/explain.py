@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from finesight.cli.options import Json, Pooling, Quiet
+from finesight.cli.options import Json, PoolingChoice, Quiet
 from finesight.errors import FineSightError
 
 COUNT = 48
@@ -37,7 +37,9 @@ def explain(
     pair: Annotated[
         tuple[Path, Path] | None, typer.Option(help="Two images: which cells and projections make them alike.")
     ] = None,
-    pooling: Annotated[Pooling | None, typer.Option(help="How the pair is compared; by default as trained.")] = None,
+    pooling: Annotated[
+        PoolingChoice | None, typer.Option(help="How the pair is compared; by default as trained.")
+    ] = None,
     rectify: Annotated[
         Rectify, typer.Option(help="Of GradCAM: its magnitude, or its positive half as the paper prints it.")
     ] = Rectify.abs,
@@ -74,7 +76,7 @@ def explain(
 
 
 def run_names(runs: list[Path]) -> list[str]:
-    """The folders' names; where two are the same, with the folder they lie in."""
+    """Return the folders' names; where two are the same, with the folder they lie in."""
     places = [run.expanduser().absolute() for run in runs]
     if len(set(places)) < len(places):
         raise FineSightError("The same run is given twice: give --beside another.")

@@ -12,10 +12,11 @@ from typer.core import TyperCommand
 from finesight.nn.poolings import offered_poolings
 from finesight.search.engines import uri_help
 
-Pooling = StrEnum("Pooling", {name.replace("-", "_"): name for name in offered_poolings()})  # type: ignore[misc]
+_POOLINGS = {name.replace("-", "_"): name for name in offered_poolings()}
+PoolingChoice = StrEnum("PoolingChoice", _POOLINGS)  # type: ignore[misc]
 _WORDS = "; ".join(f"{name}: {pooling.words}" for name, pooling in offered_poolings().items())
 PoolingOption = Annotated[
-    Pooling | None, typer.Option(help=f"How φ becomes a feature; by default as trained. {_WORDS}.")
+    PoolingChoice | None, typer.Option(help=f"How φ becomes a feature; by default as trained. {_WORDS}.")
 ]
 
 DATA_HELP = "A folder of images, a list of paths, or a known dataset; cub:PATH demands all of CUB (see datasets)."

@@ -142,7 +142,7 @@ def cell_parts(phi: Doubles, weights: Doubles, *, gem: bool) -> Doubles:
 
 
 def _decompose_projections(query: FeatureParts, hit: FeatureParts, pooling: Pooling) -> Similarity:
-    """Each projection pools on its own, so that its block of the feature is its share, the same from both sides."""
+    """Take a score apart where each projection makes its own block of the feature: the block's product is its share."""
     assert query.responses is not None
     assert hit.responses is not None
     blocks, others = _blocks(query), _blocks(hit)  # (K, C)
@@ -157,7 +157,7 @@ def _decompose_projections(query: FeatureParts, hit: FeatureParts, pooling: Pool
 
 
 def _weighed_responses(image: FeatureParts) -> Doubles:
-    """a_k,p m_p / HW. -> (K, H, W)"""
+    """Return a_k,p m_p / HW. -> (K, H, W)"""
     assert image.responses is not None
     return np.asarray(image.responses * image.weights / image.weights.size)
 
@@ -171,7 +171,7 @@ def _block_maps(image: FeatureParts, others: Doubles) -> Doubles:
 
 
 def _length(a: NDArray[Any], b: NDArray[Any]) -> float:
-    """|a||b|, never zero: an image without any activation is like none."""
+    """Return |a||b|, but never zero: the score of an image without any activation is 0."""
     return max(float(np.linalg.norm(a) * np.linalg.norm(b)), np.finfo(np.float64).tiny)
 
 

@@ -17,7 +17,7 @@ from timm.layers.conv2d_same import Conv2dSame
 from finesight.data.geometry import cache_side
 from finesight.errors import FineSightError
 from finesight.export.graph import Graph
-from finesight.export.verify import Difference, check
+from finesight.export.verify import OutputDifference, check
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.features.encoder_folder import fingerprint as read_fingerprint
 from finesight.features.onnx_runtime import AXES, FORMAT, IMAGES, KEY, REGION, VECTOR_AXES, first_line, require
@@ -35,7 +35,7 @@ class Exported:
 
     file: Path
     bytes: int
-    differences: tuple[Difference, ...]
+    differences: tuple[OutputDifference, ...]
     warnings: tuple[str, ...]
 
     def summary(self) -> dict[str, Any]:

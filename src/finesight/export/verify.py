@@ -19,7 +19,7 @@ from finesight.nn.poolings import find_pooling
 
 
 @dataclass(frozen=True)
-class Difference:
+class OutputDifference:
     """The largest difference over all pictures that were tried."""
 
     output: str
@@ -30,7 +30,7 @@ class Difference:
 
 def check(
     encoder: Encoder, model: Path, names: Sequence[str], *, seed: int = 0, progress: bool = True
-) -> tuple[Difference, ...]:
+) -> tuple[OutputDifference, ...]:
     """Return how far every output of the file is from what the encoder itself gives for the same pixels."""
     session = open_session(model)
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
@@ -91,10 +91,10 @@ def _compare(name: str, wanted: NDArray[np.float32], got: NDArray[np.float32]) -
     return rows
 
 
-def _worst(name: str, rows: list[tuple[float, float, float]]) -> Difference:
+def _worst(name: str, rows: list[tuple[float, float, float]]) -> OutputDifference:
     absolute, relative, cosines = np.transpose([(0.0, 0.0, 1.0), *rows])
     smallest = None if name in (ATTENTION, RESPONSES) else float(np.min(cosines))
-    return Difference(name, float(np.max(absolute)), float(np.max(relative)), smallest)  # nan if one of them is
+    return OutputDifference(name, float(np.max(absolute)), float(np.max(relative)), smallest)  # nan if one of them is
 
 
 def cosine(a: NDArray[np.float64], b: NDArray[np.float64]) -> float:

@@ -76,7 +76,7 @@ class Pooling:
     @property
     def spaces(self) -> tuple[str, ...]:
         """The poolings of an index: the one kept for this, and the plain average to compare with."""
-        return tuple(dict.fromkeys((self.indexed, Average.name)))
+        return tuple(dict.fromkeys((self.indexed, AveragePooling.name)))
 
 
 P = TypeVar("P", bound=type[Pooling])
@@ -90,35 +90,35 @@ def register_pooling(cls: P) -> P:
 
 
 @register_pooling
-class Average(Pooling):
+class AveragePooling(Pooling):
     name = "average"
     words = "the mean of all cells"
     trainable = True
 
 
 @register_pooling
-class Gem(Pooling):
+class GemPooling(Pooling):
     name = "gem"
     words = "their generalized mean"
     gem = True
 
 
 @register_pooling
-class Energy(Pooling):
+class EnergyPooling(Pooling):
     name = "energy"
     words = "weighed by channel energy"
     mask = "energy"
 
 
 @register_pooling
-class EnergyGem(Energy):
+class EnergyGemPooling(EnergyPooling):
     name = "energy-gem"
     words = "the same in GeM"
     gem = True
 
 
 @register_pooling
-class Rationale(Pooling):
+class RationalePooling(Pooling):
     """Eq. 9 of the paper."""
 
     name = RATIONALE
@@ -129,7 +129,7 @@ class Rationale(Pooling):
 
 
 @register_pooling
-class RationaleGem(Rationale):
+class RationaleGemPooling(RationalePooling):
     name = "rationale-gem"
     words = "the same in GeM"
     gem = True
@@ -137,7 +137,7 @@ class RationaleGem(Rationale):
 
 
 @register_pooling
-class Bilinear(Rationale):
+class BilinearPooling(RationalePooling):
     """Features are K times as wide as φ, too wide for an index: there, the mask that sums them up stands in."""
 
     name = "bilinear"
@@ -161,11 +161,11 @@ class Bilinear(Rationale):
 
     @property
     def indexed(self) -> str:
-        return Rationale.name
+        return RationalePooling.name
 
 
 @register_pooling
-class Box(Pooling):
+class BoxPooling(Pooling):
     name = "box"
     words = "the annotated object"
     mask = "box"
@@ -174,13 +174,13 @@ class Box(Pooling):
 
 
 @register_pooling
-class BoxGem(Box):
+class BoxGemPooling(BoxPooling):
     name = "box-gem"
     words = "the same in GeM"
     gem = True
 
 
-class BranchPooling(Rationale):
+class BranchPooling(RationalePooling):
     """Pool by the mask of a branch beside the encoder's own, for comparison: ``rationale:NAME`` (``-gem``)."""
 
     words = "weighed by another branch's mask"
