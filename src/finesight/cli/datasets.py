@@ -19,16 +19,16 @@ if TYPE_CHECKING:
     from finesight.data.quality import CheckReport, DuplicateGroup
 
 EXAMPLES = 5
-ABOUT = "The named datasets, and what is wrong with image data before a training is spent on it."
+ABOUT = "List the named datasets, and find what is wrong with image data before you train on it."
 
 datasets_app = typer.Typer(help=ABOUT)
 
 
 @datasets_app.callback(invoke_without_command=True)
 def _root(context: typer.Context, as_json: Json = False) -> None:
-    """The named datasets, and what is wrong with image data before a training is spent on it.
+    """List the named datasets, and find what is wrong with image data before you train on it.
 
-    Without a command: what to get for each dataset, where it officially lives, and the tree it belongs in.
+    Without a command, print what to get for each dataset, where it officially lives, and the tree it belongs in.
     """
     if context.invoked_subcommand is not None:
         if as_json:
@@ -52,7 +52,7 @@ def _root(context: typer.Context, as_json: Json = False) -> None:
 def show(
     name: Annotated[str, typer.Argument(help="A name that `finesight datasets` lists.")], as_json: Json = False
 ) -> None:
-    """What to get for one dataset, where it officially lives, and the tree it belongs in."""
+    """Print what to get for one dataset, where it officially lives, and the tree it belongs in."""
     from finesight.data.layouts.layout import LAYOUTS
 
     layout = LAYOUTS.find(name.lower())
