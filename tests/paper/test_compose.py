@@ -179,11 +179,6 @@ def test_background_of_an_image_that_is_all_object_is_its_mean() -> None:
     close(found, images.mean(dim=(2, 3), keepdim=True).expand_as(images))
 
 
-def test_background_of_an_image_without_object_is_itself() -> None:
-    images, *_ = scene(3)
-    assert torch.equal(background_of(images, torch.zeros(3, SIDE, SIDE)), images)
-
-
 # --- paste ------------------------------------------------------------------------------------------------
 
 

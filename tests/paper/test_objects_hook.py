@@ -64,7 +64,7 @@ def module_of(method: str = "lcr", **settings: Any) -> TrainingModule:
 
 def started(module: TrainingModule, cache: DecodedCache, images: np.ndarray = IMAGES, **options: Any) -> ObjectsHook:
     assert isinstance(module.hook, ObjectsHook)
-    module.hook.on_fit_start(module, cache, images, **options)
+    module.hook.on_fit_start(cache, images, **options)
     return module.hook
 
 
@@ -150,17 +150,6 @@ def test_projections_are_chosen_once(cache: DecodedCache, start: int) -> None:
     assert kept[0].all() == (start > 0)
 
 
-def test_a_step_in_the_middle_of_an_epoch_looks_at_nothing(cache: DecodedCache) -> None:
-    module = module_of(epochs=5, **ENERGY)
-    hook, callback = started(module, cache), StepHooks()
-    steps = list(Batches(cache, IMAGES, batch_size=BATCH, epochs=5, seed=0))
-    for step in (0, 4, 5, 7):
-        callback.on_train_batch_start(None, module, steps[step], 0)  # type: ignore[arg-type]
-        assert (hook.boxes == NO_BOX).all()
-    callback.on_train_batch_start(None, module, steps[6], 0)  # type: ignore[arg-type]
-    assert (hook.boxes >= 0).all()
-
-
 # --- what ---------------------------------------------------------------------------------------------------------
 
 
@@ -208,7 +197,7 @@ def test_boxes_of_the_rationale_are_those_of_its_mask(cache: DecodedCache, power
     module = module_of(**{**ENERGY, "focus.source": "rationale", "rationale.mask_power": power})
     encoder, expected = make_encoder(module.config, module), []
     for image in IMAGES:
-        mask = encoder.mask(phi_of(module, cache, int(image)))[0].detach().double().numpy()
+        mask = encoder.masks(phi_of(module, cache, int(image)))["rationale"][0].detach().double().numpy()
         expected.append(box(mask, 0.6, RESOLUTION))
     module.train()
     np.testing.assert_allclose(after_an_epoch(module, cache).boxes.numpy(), expected, atol=1e-6)
@@ -218,7 +207,7 @@ def test_boxes_of_the_rationale_are_those_of_its_mask(cache: DecodedCache, power
 def test_masks_of_the_rationale_become_maps_of_the_images(cache: DecodedCache) -> None:
     module = module_of(**{"saliency.source": "rationale", "saliency.every_n_epochs": 1, "views.paste": 0.5})
     encoder = make_encoder(module.config, module)
-    masks = torch.cat([encoder.mask(phi_of(module, cache, int(image))) for image in IMAGES]).detach()
+    masks = torch.cat([encoder.masks(phi_of(module, cache, int(image)))["rationale"] for image in IMAGES]).detach()
     masks = masks / masks.amax((1, 2), keepdim=True)
     fine = F.interpolate(masks[:, None], size=(SIDE, SIDE), mode="bilinear", align_corners=False)[:, 0]
     module.train()

@@ -88,15 +88,6 @@ def test_backgroundness_against_the_loop(size: tuple[int, int]) -> None:
         np.testing.assert_allclose(map_.numpy(), expected, atol=1e-4)
 
 
-def test_a_strip_that_lies_on_the_object_does_not_count() -> None:
-    """Red cut off by the lower border: blue is near three strips, red near one, so red still stands out."""
-    image = torch.zeros(1, 3, 40, 40)
-    image[:, 2] = 0.8
-    image[:, :, 20:, 10:30] = torch.tensor([0.8, 0.1, 0.1]).view(3, 1, 1)
-    found = saliency.backgroundness(saliency.rgb_to_lab(image))[0]
-    assert found[25:, 15:25].min() > 2 * found[:15].max()
-
-
 @pytest.mark.parametrize("widths", [(4, 4, 4, 4), (1, 9, 2, 3), (3, 3, 0, 0), (0, 0, 5, 0), (0, 0, 0, 0)])
 @pytest.mark.parametrize("gray", [0.0, 1.0])
 def test_a_frame_is_replaced_by_the_edge_of_its_picture(widths: tuple[int, ...], gray: float) -> None:
@@ -348,20 +339,6 @@ def test_a_damaged_shard_is_computed_again(find, picture, computed: Counting, tm
     assert computed.counts == [5, 1, 5]
     assert not broken.exists()
     assert len(shards(tmp_path)) == 2
-
-
-def test_any_flipped_byte_is_harmless(find, tmp_path: Path) -> None:
-    """The archive's parser is fed bytes it never wrote: wrong maps and escaping errors are both failures."""
-    before = find()
-    (file,) = shards(tmp_path)
-    data = file.read_bytes()
-    rng = np.random.default_rng(0)
-    ends = [*range(120), *range(len(data) - 250, len(data))]  # where the headers are
-    for at in [*rng.choice(ends, 16, replace=False), *rng.integers(0, len(data), 4)]:
-        for old in shards(tmp_path):
-            old.unlink()
-        file.write_bytes(data[:at] + bytes([data[at] ^ (1 << int(rng.integers(8)))]) + data[at + 1 :])
-        np.testing.assert_array_equal(find(), before)
 
 
 def test_a_folder_that_cannot_be_used(opened, tmp_path: Path) -> None:

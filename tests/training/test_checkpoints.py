@@ -51,18 +51,6 @@ def test_a_damaged_one_falls_back_to_the_one_before(tmp_path: Path, damage: str)
     assert found[1]["optimizer"] == {"count": 1}
 
 
-def test_cut_anywhere(tmp_path: Path) -> None:
-    """A disk that filled up may end a file at any byte."""
-    save_checkpoint(tmp_path, 1, state(1))
-    newest = save_checkpoint(tmp_path, 2, state(2))
-    whole = newest.read_bytes()
-    for length in range(0, len(whole) - 1, 37):
-        newest.write_bytes(whole[:length])
-        found = load_checkpoint(tmp_path)
-        assert found is not None
-        assert found[1]["optimizer"] == {"count": 1}, length
-
-
 def test_none_can_be_read(tmp_path: Path) -> None:
     for step in (1, 2):
         save_checkpoint(tmp_path, step, state(step)).write_bytes(b"no")

@@ -133,7 +133,7 @@ def gain(method: str, cache: DecodedCache, **settings: Any) -> float:
     config = build_config({**SETTINGS, **METHODS[method], **settings, "method": method, "data": str(cache.source.root)})
     module = TrainingModule(config, images=len(images), steps_per_epoch=len(images) // BATCH, classes=SPECIES)
     before = score(module, cache)
-    module.hook.on_fit_start(module, cache, images)
+    module.hook.on_fit_start(cache, images)
     module.train()
     for batch in Batches(cache, images, batch_size=BATCH, epochs=config.epochs, seed=config.seed, hook=module.hook):
         drive(module, batch)

@@ -33,12 +33,6 @@ def test_rows_from_the_continued_step_on_are_replaced(tmp_path: Path) -> None:
     assert not list(tmp_path.glob(".*")), "no scratch file is left"
 
 
-def test_begun_anew_when_nothing_was_saved(tmp_path: Path) -> None:
-    write(tmp_path, 0, 5)
-    write(tmp_path, 0, 2)
-    assert [row["step"] for row in read_metrics(tmp_path / "metrics.csv")] == ["0", "1"]
-
-
 def test_a_last_line_cut_anywhere_is_dropped(tmp_path: Path) -> None:
     file = tmp_path / "metrics.csv"
     write(tmp_path, 0, 3)

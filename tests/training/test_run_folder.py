@@ -104,14 +104,6 @@ def test_a_foreign_folder_is_refused_and_left_alone(tmp_path: Path, restart: boo
     assert contents(folder) == before
 
 
-def test_a_foreign_folder_through_the_command_line(birds: Path, tmp_path: Path) -> None:
-    before = theirs(tmp_path / "theirs")
-    for more in ((), ("--restart",)):
-        done = command("train", "--data", birds, "--out", tmp_path / "theirs", *TINY, *more)
-        refused(done, "not empty and holds no run", "--out")
-    assert contents(tmp_path / "theirs") == before
-
-
 def test_a_file_is_no_folder(tmp_path: Path) -> None:
     (tmp_path / "run").write_text("hello")
     with pytest.raises(FineSightError, match="is a file"):

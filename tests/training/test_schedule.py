@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from finesight.training.schedule import cosine_factor
+from finesight.training.module import cosine_factor
 from reference.schedule import rates
 
 

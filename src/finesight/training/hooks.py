@@ -43,13 +43,7 @@ class TrainingHook(nn.Module):
         """Raise ValueError if the settings of this hook do not fit the others."""
 
     def on_fit_start(
-        self,
-        module: TrainingModule,
-        cache: DecodedCache,
-        images: NDArray[np.int64],
-        *,
-        cache_dir: Path | None = None,
-        progress: bool = False,
+        self, cache: DecodedCache, images: NDArray[np.int64], cache_dir: Path | None = None, progress: bool = False
     ) -> None:
         """Compute what needs no encoder, before the first step and whenever a run is continued."""
 

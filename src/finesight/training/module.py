@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 import lightning as L
 import torch
@@ -22,7 +22,6 @@ from finesight.training.config import TrainConfig
 from finesight.training.health import embedding_health
 from finesight.training.hooks import make_hook, rename_hook_state
 from finesight.training.optimizer import GroupedOptimizer
-from finesight.training.schedule import cosine_factor
 
 # metrics that the module itself computes -> words for people
 LOSS_METRICS = {"loss": "total loss", "objective": "the method's loss"}
@@ -134,3 +133,22 @@ class TrainingModule(L.LightningModule):
         labels = None if batch.labels is None else batch.labels.to(device, non_blocking=True)
         extra = self.hook.to_device(batch.extra, device)
         return replace(batch, canvas=batch.canvas.to(device, non_blocking=True), labels=labels, extra=extra)
+
+
+def cosine_factor(
+    step: int,
+    steps_per_epoch: int,
+    epochs: int,
+    *,
+    warmup_epochs: float = 0.0,
+    every: Literal["epoch", "step"] = "epoch",
+    min_ratio: float = 0.0,
+) -> float:
+    """Return the factor of the base rate: a linear warm-up, then half a cosine down to ``min_ratio`` at ``epochs``."""
+    progress = step / steps_per_epoch  # in epochs
+    if progress < warmup_epochs:
+        return (step + 1) / (warmup_epochs * steps_per_epoch + 1)
+    if every == "epoch":
+        progress = math.floor(progress)
+    share = (progress - warmup_epochs) / max(epochs - warmup_epochs, 1e-12)
+    return min_ratio + (1 - min_ratio) * 0.5 * (1 + math.cos(math.pi * min(1.0, max(0.0, share))))

@@ -183,7 +183,7 @@ def _fit(
     )
     saver = Checkpointer(run, runtime.checkpoint_minutes, batches.total)
     callbacks: list[L.Callback] = [saver]
-    module.hook.on_fit_start(module, cache, images, cache_dir=runtime.cache_dir, progress=runtime.progress and main)
+    module.hook.on_fit_start(cache, images, runtime.cache_dir, runtime.progress and main)
     log = None
     if main:
         console.print(f"{module.objective.backbone.load_report}; {len(images)} images, {batches.total} steps.")

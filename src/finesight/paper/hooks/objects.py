@@ -150,13 +150,7 @@ class ObjectsHook(TrainingHook):
     # --- what is computed from all images -----------------------------------------------------------------
 
     def on_fit_start(
-        self,
-        module: TrainingModule,
-        cache: DecodedCache,
-        images: NDArray[np.int64],
-        *,
-        cache_dir: Path | None = None,
-        progress: bool = False,
+        self, cache: DecodedCache, images: NDArray[np.int64], cache_dir: Path | None = None, progress: bool = False
     ) -> None:
         self.cache, self.images = cache, images
         focus, saliency = self.config.focus, self.config.saliency
