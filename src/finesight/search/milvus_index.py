@@ -24,14 +24,17 @@ from finesight.features.types import Floats
 from finesight.search import structures
 from finesight.search.base import Ids, Index, IndexItem, IndexMeta, ItemList, NewItems
 from finesight.search.image_files import path_id
-from finesight.search.milvus_client import TIMEOUT, Address, connections, milvus_errors
-from finesight.search.milvus_entities import (
+from finesight.search.milvus_client import (
     EQUAL,
     FIELDS,
     META,
     STRONG,
+    TIMEOUT,
+    Address,
+    connections,
     from_entity,
     make_collection,
+    milvus_errors,
     path_to_text,
     sort_hits,
     text_to_path,
