@@ -1,4 +1,4 @@
-"""A small CUB-200-2011 and, once for all tests that only look at it, a finished bench on it."""
+"""A small CUB-200-2011 and, once for all tests that only read it, finished experiments on it."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import tiny
 
-from finesight.paper import engine as module
+from finesight.paper.benchmark import Benchmark
 
 
 @contextmanager
@@ -33,7 +33,7 @@ def cub(birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="session")
-def done(cub: Path, tmp_path_factory: pytest.TempPathFactory) -> module.Bench:
+def done(cub: Path, tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
     """Every row of one seed. Not to be written to."""
     job = tiny.bench(cub, tmp_path_factory.mktemp("bench"))
     with without_programs():  # fixtures of a session come before those of a module

@@ -1,4 +1,4 @@
-"""The bench's pictures: what they are made of, and that they can be drawn from a real run."""
+"""Figures of the birds: what they are made of, and that they can be drawn from a real run."""
 
 from __future__ import annotations
 
@@ -17,40 +17,36 @@ from torch.nn.functional import cross_entropy, normalize
 from finesight.explain.inputs import spaced_over_classes
 from finesight.explain.objective_cam import ObjectiveCam, loss_gradcam
 from finesight.features.encoder import Encoder
-from finesight.paper import bird_figures as pictures
-from finesight.paper.bird_figures import attention_figure, k_figure, own_k
-from finesight.paper.engine import Bench
+from finesight.paper.benchmark import Benchmark
+from finesight.paper.bird_figures import attention_figure, k_figure, k_panel, own_k
+from finesight.paper.experiment import Run
 from finesight.paper.profiles import PROFILES
-from finesight.paper.systems import PROJECTIONS
-from finesight.plots.figures import KCurve
+from finesight.paper.rows import PROJECTIONS
 
 
 def width(png: bytes) -> int:
     return Image.open(io.BytesIO(png)).width
 
 
-def copied(done: Bench, folder: Path) -> Bench:
+def copied(done: Benchmark, folder: Path) -> Benchmark:
     shutil.copytree(done.runs.parent, folder, dirs_exist_ok=True)
     return tiny.bench(done.data, folder, done.profile)
 
 
 @pytest.fixture
-def views(done: Bench) -> torch.Tensor:
-    encoder = Encoder.load(done.run("moco-v2", 0).root)
+def views(done: Benchmark) -> torch.Tensor:
+    encoder = Encoder.load(done.folder(Run("moco-v2", 0)).root)
     return encoder.prepare([done.data / "images" / line.split()[1] for line in listed(done)[:3]])
 
 
-def listed(done: Bench) -> list[str]:
+def listed(done: Benchmark) -> list[str]:
     return (done.data / "images.txt").read_text().splitlines()
 
 
-def test_the_curve_has_all_k_and_the_baselines(done: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    drawn: list[KCurve] = []
-    monkeypatch.setattr(pictures, "k_curves", lambda panels: drawn.extend(panels) or b"")
-    results = done.results.read()
-    k_figure(done.profile, results)
-    assert [panel.ylabel for panel in drawn] == ["rank-1 (%)", "mAP (%)"]
-    rank1, mean_ap = drawn
+def test_the_curve_has_all_k_and_the_baselines(done: Benchmark) -> None:
+    results = done.store.read()
+    rank1, mean_ap = (k_panel(done.profile, results, metric) for metric in ("rank-1", "mAP"))
+    assert (rank1.ylabel, mean_ap.ylabel) == ("rank-1 (%)", "mAP (%)")
     assert sorted(rank1.points) == sorted([*PROJECTIONS, 32])
     assert rank1.points[32] == [results["lcr"][0]["retrieval"]["rank1"]]
     assert mean_ap.points[8] == [results["lcr-k8"][0]["retrieval"]["mAP"]]
@@ -63,8 +59,8 @@ def test_lcr_itself_has_the_k_of_the_paper(name: str) -> None:
     assert own_k(PROFILES[name]) == 32
 
 
-def test_a_curve_of_few_results_is_drawn(done: Bench) -> None:
-    results = done.results.read()
+def test_a_curve_of_few_results_is_drawn(done: Benchmark) -> None:
+    results = done.store.read()
     assert width(k_figure(done.profile, results)) > 1000
     assert width(k_figure(done.profile, {"lcr": results["lcr"]})) > 1000
     assert width(k_figure(done.profile, {})) < 1000  # a sentence
@@ -79,31 +75,31 @@ def test_the_same_birds_evenly_over_the_classes() -> None:
     assert spaced_over_classes(np.array([5]), 8).tolist() == [0]
 
 
-def test_the_attention_figure_loses_only_the_column_that_needs_a_checkpoint(done: Bench, tmp_path: Path) -> None:
+def test_the_attention_figure_loses_only_the_column_that_needs_a_checkpoint(done: Benchmark, tmp_path: Path) -> None:
     job = copied(done, tmp_path)
     whole = attention_figure(job)
     assert whole is not None
     assert whole == attention_figure(job), "nothing in it is drawn by lot"
-    shutil.rmtree(job.run("moco-v2", 0).checkpoints)
+    shutil.rmtree(job.folder(Run("moco-v2", 0)).checkpoints)
     less = attention_figure(job)
     assert less is not None
     assert width(whole) / width(less) == pytest.approx(4 / 3, rel=0.05)
-    shutil.rmtree(job.run("lcr", 0).encoder)
+    shutil.rmtree(job.folder(Run("lcr", 0)).encoder)
     assert attention_figure(job) is None
 
 
-def test_no_run_no_picture(done: Bench, tmp_path: Path) -> None:
+def test_no_run_no_picture(done: Benchmark, tmp_path: Path) -> None:
     assert attention_figure(replace(done, runs=tmp_path)) is None
 
 
-def test_the_figure_needs_no_weight_file(done: Bench, tmp_path: Path) -> None:
+def test_the_figure_needs_no_weight_file(done: Benchmark, tmp_path: Path) -> None:
     """Those of a run are in its checkpoint; the file may lie elsewhere by now."""
     assert attention_figure(replace(done, weights=str(tmp_path / "gone.pth"))) == attention_figure(done)
 
 
-def test_gradcam_is_that_of_the_loss_at_the_last_step(done: Bench, views: torch.Tensor) -> None:
+def test_gradcam_is_that_of_the_loss_at_the_last_step(done: Benchmark, views: torch.Tensor) -> None:
     """By differentiating through the map itself, from the numbers in the checkpoint."""
-    run = done.run("moco-v2", 0)
+    run = done.folder(Run("moco-v2", 0))
     encoder = Encoder.load(run.root)
     found = loss_gradcam(run, encoder, views)
     assert found is not None
@@ -122,5 +118,5 @@ def test_gradcam_is_that_of_the_loss_at_the_last_step(done: Bench, views: torch.
 
 def test_a_shared_training_gives_both_columns(cub: Path, tmp_path: Path) -> None:
     job = tiny.bench(cub, tmp_path, tiny.profile(rationale=tiny.APART))
-    tiny.run(job, ["moco-v2", "lcr"])
+    job.encoder(Run("lcr", 0))
     assert attention_figure(job) is not None

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,38 @@ from torch import nn
 
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
-from finesight.paper import cost as module
-from finesight.paper.cost import Cost, Work, available_memory, estimate, refuse_what_does_not_fit, saved_bytes, together
+from finesight.paper.benchmark import Benchmark
+from finesight.paper.cost import (
+    BLOCKS,
+    GRAM_NUMBER,
+    PROBE,
+    Cost,
+    Timer,
+    Work,
+    available_memory,
+    check_fits,
+    estimate,
+    feature_width,
+    features_memory,
+    probe_seconds,
+    saved_bytes,
+    total_cost,
+)
+from finesight.paper.experiment import Run
 from finesight.training.config import RuntimeConfig, build_config
 
 ALL = Work(trainings=3, networks=4, probes=20, rows=16)
 
 
-def found(cub: Path, work: Work = ALL, **settings: Any) -> Cost:
-    config = tiny.profile(**settings).config("lcr", data=str(cub), weights="random", seed=0)
-    return estimate(config, open_source(cub), work)
+def found(cub: Path, work: Work = ALL, timer: Timer | None = None, **settings: Any) -> Cost:
+    config = tiny.bench(cub, cub, tiny.profile(**settings)).config("lcr", 0)
+    return estimate(config, open_source(cub), work, timer=timer)
+
+
+def half_a_second(work: Callable[[], object]) -> float:
+    """A clock of its own: the real one also sees what else the machine does."""
+    work()
+    return 0.5
 
 
 # --- what is counted --------------------------------------------------------------------------------------------------
@@ -61,20 +84,24 @@ def test_freezing_spares_memory(cub: Path) -> None:
     assert found(cub, **{"backbone.freeze": 3}).memory < found(cub).memory
 
 
-def test_time_grows_with_epochs_and_work(cub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a clock of its own: the real one also sees what else the machine does."""
-
-    def clocked(work: Any) -> float:
-        work()
-        return 0.5
-
-    monkeypatch.setattr(module, "_seconds", clocked)
-    one, ten = found(cub), found(cub, epochs=10)
-    assert one.training == pytest.approx(48 * 0.5 / module.PROBE)  # 48 images a epoch, PROBE of them in half a second
+def test_time_grows_with_epochs_and_work(cub: Path) -> None:
+    one, ten = (found(cub, timer=half_a_second, epochs=epochs) for epochs in (1, 10))
+    assert one.training == pytest.approx(6 * 0.5), "steps that take the same whatever the batch size"
     assert ten.training == pytest.approx(10 * one.training)
     assert one.scoring == pytest.approx(72 * 0.5)
     assert one.seconds == pytest.approx(3 * one.training + 4 * one.scoring + 20 * one.probing)
-    assert found(cub, Work(0, 1, 0, 1)).seconds == pytest.approx(one.scoring)
+    assert found(cub, Work(0, 1, 0, 1), half_a_second).seconds == pytest.approx(one.scoring)
+
+
+def test_what_every_step_takes_alike_is_not_multiplied_by_the_batch(cub: Path) -> None:
+    """A head of many weights takes as long for two images as for eight."""
+    steps = iter([0.0, 3.0 + 0.25 * 2, 3.0 + 0.25 * PROBE])
+
+    def timer(work: Callable[[], object]) -> float:
+        work()
+        return next(steps, 0.0)
+
+    assert found(cub, timer=timer, batch_size=16).training == pytest.approx(48 // 16 * (3.0 + 0.25 * 16))
 
 
 def test_without_training_its_memory_and_disk_are_not_needed(cub: Path) -> None:
@@ -84,11 +111,10 @@ def test_without_training_its_memory_and_disk_are_not_needed(cub: Path) -> None:
     assert found(cub, work).cache_disk > 0
 
 
-def test_disk_is_at_least_what_a_run_really_leaves(done: Any) -> None:
+def test_disk_is_at_least_what_a_run_really_leaves(done: Benchmark) -> None:
     work = Work(trainings=1, networks=1, probes=1, rows=1)
-    config = done.config("lcr", 0)
-    need = estimate(config, open_source(done.data), work).runs_disk
-    folder = done.run("lcr", 0).root
+    need = estimate(done.config("lcr", 0), open_source(done.data), work).runs_disk
+    folder = done.folder(Run("lcr", 0)).root
     kept = [*folder.glob("checkpoints/*.pt"), *folder.glob("encoder/*"), folder / "study.safetensors"]
     left = sum(file.stat().st_size for file in kept)
     assert left < need < 6 * left
@@ -105,73 +131,53 @@ def test_the_words_have_all_of_it(cub: Path) -> None:
 # --- wide features, heavy heads, several networks ---------------------------------------------------------------------
 
 
-def wide(cub: Path, method: str, monkeypatch: pytest.MonkeyPatch, projections: int = 2048) -> Cost:
-    """By a clock that counts: a second each time it is asked. The small network has 64 channels: 131,072 numbers."""
-    monkeypatch.setattr(module, "_seconds", lambda work: (work(), 1.0)[1])
-    more = {"rationale.projections": projections, "objective.hidden": 4, "objective.dim": 4}
+def wide(cub: Path, method: str) -> Cost:
+    """The small network has 96 channels: 196,608 numbers."""
+    more = {"rationale.projections": 2048, "objective.hidden": 4, "objective.dim": 4}
     values = {**tiny.SETTINGS, **more, "data": str(cub), "method": method, "backbone.weights": "random"}
-    return estimate(build_config(values), open_source(cub), Work(0, 1, 1, 1))
+    return estimate(build_config(values), open_source(cub), Work(0, 1, 1, 1), timer=half_a_second)
 
 
 def test_bilinear_features_are_as_wide_as_all_projections() -> None:
     for method, width in (("sam-ssl-bilinear", 2048 * 32), ("lcr", 2048), ("sam-ssl", 2048)):
-        assert module.feature_width(build_config({"data": "-", "method": method}), 2048) == width
+        assert feature_width(build_config({"data": "-", "method": method}), 2048) == width
 
 
-def test_wide_features_cost_their_memory_and_comparisons(cub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    images, train, test = 72, 48, 24
-    bilinear, plain = (wide(cub, method, monkeypatch) for method in ("sam-ssl-bilinear", "lcr"))
-    channels = tiny_channels()
-    width = 2048 * channels
-    assert width > module.WIDE
-    product = 1.0 / 512**3
-    assert bilinear.scoring == pytest.approx(images * 1.0 + test**2 * width * product)
-    assert plain.scoring == pytest.approx(images * 1.0)
-    kept = images * width * 2 + module.GRAM_NUMBER * train**2 + module.BLOCKS
-    assert module._features_memory(width, images, train, 1) == pytest.approx(kept)
-    assert module._features_memory(channels, images, train, 3) == pytest.approx(1.5 * 3 * images * channels * 4)
+def test_wide_features_cost_their_memory_and_comparisons(cub: Path) -> None:
+    images, train, test, width = 72, 48, 24, 2048 * 96
+    bilinear, plain = (wide(cub, method) for method in ("sam-ssl-bilinear", "lcr"))
+    assert bilinear.scoring == pytest.approx(images * 0.5 + test**2 * width * 0.5 / 512**3)
+    assert plain.scoring == pytest.approx(images * 0.5)
+    kept = images * width * 2 + GRAM_NUMBER * train**2 + BLOCKS
+    assert features_memory(width, images, train, 1) == pytest.approx(kept)
+    assert features_memory(96, images, train, 3) == pytest.approx(1.5 * 3 * images * 96 * 4)
     assert bilinear.memory > kept
 
 
-def test_probes_of_wide_features_are_fitted_in_as_many_dimensions_as_images(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_probes_of_wide_features_are_fitted_in_as_many_dimensions_as_images() -> None:
     """Not in all their own: the estimate took minutes a step, and gigabytes."""
-    fitted = []
-    fit = module.linear.fit
-    monkeypatch.setattr(module.linear, "fit", lambda x, *rest: (fitted.append(x.shape[1]), fit(x, *rest))[1])
     labels = np.repeat(np.arange(4), 25)
-    module._probe(65_536, labels)
-    assert set(fitted) == {100, 52, 20}  # of 25 images a class: all, 13, 5
+    fitted: list[int] = []
+
+    def timer(work: Any) -> float:
+        fitted.extend([work.args[0].shape[1]] if hasattr(work, "args") else [])
+        return 0.0
+
+    probe_seconds(65_536, labels, timer)
+    assert fitted == [100, 52, 20]  # of 25 images a class: all, 13, 5
     fitted.clear()
-    module._probe(64, labels)
-    assert set(fitted) == {64, 20}, "where images are fewer than half the dimensions"
-
-
-def test_what_every_step_takes_alike_is_not_multiplied_by_the_batch(cub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head of many weights takes as long for two images as for eight."""
-
-    def step(_: object, images: int = module.PROBE) -> tuple[float, float]:
-        return 3.0 + 0.25 * images, 1.0
-
-    monkeypatch.setattr(module, "_step", step)
-    cost = found(cub, batch_size=16)
-    assert cost.training == pytest.approx(48 // 16 * (3.0 + 0.25 * 16))
+    probe_seconds(64, labels, timer)
+    assert fitted == [64, 64, 20], "where images are fewer than half the dimensions"
 
 
 def test_parts_together() -> None:
     one = Cost(Work(1, 1, 2, 3), 100, 10, 1, 5, 7, 9)
     other = Cost(Work(3, 4, 0, 1), 20, 5, 50, 8, 2, 6)
-    both = together([one, other])
+    both = total_cost([one, other])
     assert both.work == Work(4, 5, 2, 3)
     assert both.seconds == pytest.approx(one.seconds + other.seconds)
     assert (both.training, both.probing) == (pytest.approx(40), pytest.approx(1))
     assert (both.memory, both.runs_disk, both.cache_disk) == (8, 9, 9)
-
-
-def tiny_channels() -> int:
-    from finesight.nn.backbone import Backbone
-
-    config = build_config({**tiny.SETTINGS, "data": "-", "backbone.weights": "random"})
-    return Backbone(config.backbone).channels
 
 
 # --- what is refused --------------------------------------------------------------------------------------------------
@@ -185,18 +191,18 @@ def test_memory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     available = available_memory()
     assert available is not None
     assert 2**26 < available < 2**44
-    refuse_what_does_not_fit(need(memory=available / 2), tmp_path, RuntimeConfig(cache_dir=tmp_path))
+    check_fits(need(memory=available / 2), tmp_path, RuntimeConfig(cache_dir=tmp_path))
     with pytest.raises(FineSightError, match=r"needs .* GiB of memory and .* GiB are free\. Nothing was started"):
-        refuse_what_does_not_fit(need(memory=2 * available), tmp_path, RuntimeConfig(cache_dir=tmp_path))
+        check_fits(need(memory=2 * available), tmp_path, RuntimeConfig(cache_dir=tmp_path))
 
 
 def test_disk_that_is_not_there_is_refused(tmp_path: Path) -> None:
     runtime, runs = RuntimeConfig(cache_dir=tmp_path / "cache"), tmp_path / "not" / "there" / "yet"
     free = shutil.disk_usage(tmp_path).free
-    refuse_what_does_not_fit(need(runs=free / 4, cache=free / 4), runs, runtime)
+    check_fits(need(runs=free / 4, cache=free / 4), runs, runtime)
     for cost in (need(runs=2 * free), need(cache=2 * free), need(runs=0.7 * free, cache=0.7 * free)):
         with pytest.raises(FineSightError, match=r"GiB of disk and .* has .* GiB free"):
-            refuse_what_does_not_fit(cost, runs, runtime)
+            check_fits(cost, runs, runtime)
     assert not runs.exists()
 
 
@@ -207,11 +213,11 @@ def test_images_that_are_decoded_already_need_no_disk(tmp_path: Path) -> None:
     with (shard / "pixels.bin").open("wb") as file:
         file.truncate(2**30)  # a hole: no disk is taken
     runtime = RuntimeConfig(cache_dir=tmp_path / "cache")
-    refuse_what_does_not_fit(need(cache=free * 0.9 + 2**30 * 0.9), tmp_path, runtime)
+    check_fits(need(cache=free * 0.9 + 2**30 * 0.9), tmp_path, runtime)
     with pytest.raises(FineSightError, match="of disk"):
-        refuse_what_does_not_fit(need(cache=free * 1.1 + 2**30), tmp_path, runtime)
+        check_fits(need(cache=free * 1.1 + 2**30), tmp_path, runtime)
 
 
 def test_both_are_said_at_once(tmp_path: Path) -> None:
     with pytest.raises(FineSightError, match=r"of memory .*; it needs .* of disk"):
-        refuse_what_does_not_fit(need(memory=2.0**60, runs=2.0**60), tmp_path, RuntimeConfig(cache_dir=tmp_path))
+        check_fits(need(memory=2.0**60, runs=2.0**60), tmp_path, RuntimeConfig(cache_dir=tmp_path))

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import json
 import statistics
 from pathlib import Path
 
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.paper.engine import Bench
-from finesight.paper.markdown import PARTS, blocks, check_page, markdown_table, update, update_page
-from finesight.paper.profiles import PROFILES
-from finesight.paper.results import ResultFiles
-from finesight.paper.systems import SYSTEMS
-from finesight.paper.table import METRICS, difference_rows, score_rows
+from finesight.paper.ablation_results import summary_table
+from finesight.paper.ablations import ABLATIONS
+from finesight.paper.benchmark import Benchmark
+from finesight.paper.markdown import (
+    PARTS,
+    bird_blocks,
+    check_page,
+    markdown_table,
+    paper_blocks,
+    update_page,
+    update_text,
+)
+from finesight.paper.rows import BIRD_ROWS
+from finesight.paper.scores import METRICS, difference_rows, score_rows
+from finesight.paper.store import ResultStore
 
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results" / "cub", ROOT / "docs" / "results.md"
@@ -42,20 +53,20 @@ def test_a_table() -> None:
 def test_only_the_blocks_of_the_profile_change() -> None:
     text = f"# Title\n{marked('cpu-50:scores')}\nwords <!-- a comment -->\n{marked('cpu-200:scores')}\n\nend"
     expected = text.replace(marked("cpu-50:scores"), "<!-- bench:cpu-50:scores -->\n\n| new |\n\n<!-- /bench -->")
-    assert update(text, NEW) == expected
-    assert update(expected, NEW) == expected
+    assert update_text(text, NEW) == expected
+    assert update_text(expected, NEW) == expected
 
 
 def test_a_block_may_come_twice_and_be_empty() -> None:
     text = f"{marked('cpu-50:gains', '')}{marked('cpu-50:gains')}"
-    assert update(text, NEW).count("| gains |") == 2
-    assert "old" not in update(text, NEW)
+    assert update_text(text, NEW).count("| gains |") == 2
+    assert "old" not in update_text(text, NEW)
 
 
 @pytest.mark.parametrize("text", ["", "words", marked("cpu-200:scores"), "<!-- bench -->\n<!-- /bench -->"])
 def test_a_page_without_a_block_of_the_profile_is_refused(text: str) -> None:
     with pytest.raises(FineSightError, match=r"no block to update: put <!-- bench:cpu-50:scores --> or <!-- bench:cpu"):
-        update(text, NEW)
+        update_text(text, NEW)
 
 
 @pytest.mark.parametrize(
@@ -68,38 +79,38 @@ def test_a_page_without_a_block_of_the_profile_is_refused(text: str) -> None:
 )
 def test_a_block_without_end_is_refused(text: str) -> None:
     with pytest.raises(FineSightError, match=r"<!-- bench:cpu-\d+:\w+ --> has no end"):
-        update(text, NEW)
+        update_text(text, NEW)
 
 
 def test_a_misspelled_block_is_refused() -> None:
     with pytest.raises(FineSightError, match=r"bench:cpu-50:score -->: there is no such table"):
-        update(marked("cpu-50:score") + marked("cpu-50:gains"), NEW)
+        update_text(marked("cpu-50:score") + marked("cpu-50:gains"), NEW)
 
 
-def test_the_blocks_of_a_bench(done: Bench) -> None:
-    results = done.results.read()
-    found = blocks(done.results, results, "cpu-50")
+def test_the_blocks_of_a_bench(done: Benchmark) -> None:
+    results = done.store.read()
+    found = bird_blocks(done.store, results, "cpu-50")
     assert list(found) == [f"cpu-50:{part}" for part in PARTS]
     scores = found["cpu-50:scores"].split("\n")
     assert cells(scores[0]) == ["system", "seeds", *METRICS]
-    listed = [name for name in SYSTEMS if not name.startswith("lcr-k")]
-    assert [cells(line)[0] for line in scores[2:]] == [SYSTEMS[name].words for name in listed]
+    listed = [name for name in BIRD_ROWS if not name.startswith("lcr-k")]
+    assert [cells(line)[0] for line in scores[2:]] == [BIRD_ROWS[name].label for name in listed]
     row = next(row for row in score_rows(results) if row["name"] == "lcr")
     assert cells(scores[2 + listed.index("lcr")]) == [cell for key, cell in row.items() if key != "name"]
     gains = found["cpu-50:gains"].split("\n")
     assert cells(gains[0]) == ["compared with", *METRICS]
-    assert len(gains) - 2 == len(difference_rows(done.results, results)) == len(listed) - 1
+    assert len(gains) - 2 == len(difference_rows(done.store, results)) == len(listed) - 1
 
 
-def test_a_page_is_updated_once(done: Bench, tmp_path: Path) -> None:
-    page, results = tmp_path / "page.md", done.results.read()
+def test_a_page_is_updated_once(done: Benchmark, tmp_path: Path) -> None:
+    page, results = tmp_path / "page.md", done.store.read()
     page.write_text(f"before é\n{marked('cpu-50:scores')}\r\nbehind", encoding="utf-8", newline="")
-    assert update_page(page, blocks(done.results, results, "cpu-50"))
+    assert update_page(page, bird_blocks(done.store, results, "cpu-50"))
     text = page.read_bytes().decode()
     assert text.startswith("before é\n<!-- bench:cpu-50:scores -->\n\n| system |")
     assert text.endswith("|\n\n<!-- /bench -->\r\nbehind")
     stamp = page.stat().st_mtime_ns
-    assert not update_page(page, blocks(done.results, results, "cpu-50"))
+    assert not update_page(page, bird_blocks(done.store, results, "cpu-50"))
     assert page.stat().st_mtime_ns == stamp
     assert [file.name for file in tmp_path.iterdir()] == ["page.md"]
 
@@ -118,19 +129,31 @@ def test_a_page_is_checked_before_anything_long(tmp_path: Path) -> None:
     assert page.read_text() == marked("cpu-200:scores")
 
 
-@pytest.mark.parametrize("profile", PROFILES)
-def test_docs_tables_are_those_of_the_results(profile: str) -> None:
-    files = ResultFiles(RESULTS / profile)
-    results = files.read()
-    if not results:
-        pytest.skip(f"no results of {profile} in {RESULTS}")
-    if not PAGE.exists():
-        pytest.skip(f"no {PAGE.name} yet")
-    text = PAGE.read_text(encoding="utf-8")
-    made = blocks(files, results, profile)
-    assert update(text, made) == text, f"run `finesight bench birds --profile {profile} --show --update {PAGE.name}`"
-    for name in made:
+@pytest.mark.parametrize("profile", ["cpu-50", "cpu-200"])
+@pytest.mark.parametrize("page", ["results.md", "tables.md"])
+def test_the_docs_show_the_committed_results(profile: str, page: str) -> None:
+    store, text = ResultStore(RESULTS / profile), (PAGE.parent / page).read_text(encoding="utf-8")
+    results = store.read()
+    blocks = bird_blocks(store, results, profile) if page == "results.md" else paper_blocks({"cub": results}, profile)
+    command = f"finesight bench {'birds' if page == 'results.md' else 'table1'} --profile {profile} --show"
+    assert update_text(text, blocks) == text, f"run `{command} --update docs/{page}`"
+    for name in blocks:
         assert f"<!-- bench:{name} -->" in text
+
+
+@pytest.mark.parametrize("name", ABLATIONS)
+def test_the_page_of_ablations_shows_the_committed_results(name: str) -> None:
+    folder, text = ROOT / "results" / "ablations" / name, (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
+    summary = json.loads((folder / "results.json").read_text(encoding="utf-8"))
+    assert summary["ablation"] == name
+    assert markdown_table(summary_table(summary)) in text
+    assert f"    {summary['command']}\n" in text
+    assert f"](img/ablation-{name}.png)" in text
+    assert (ROOT / "docs" / "img" / f"ablation-{name}.png").stat().st_size > 10_000
+    with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
+        listed = list(csv.DictReader(file))
+    rows = summary["rows"]
+    assert listed == [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -145,7 +168,7 @@ def test_the_readme_shows_the_committed_numbers(words: str, row: str) -> None:
     section = (PAGE.parent.parent / "README.md").read_text(encoding="utf-8").partition("## Real birds")[2]
     line = next(line for line in section.splitlines() if line.startswith(f"| {words} |"))
     shown = [[float(number) for number in cell.split("±")] for cell in line.split("|")[2:-1]]
-    seeds = ResultFiles(RESULTS / "cpu-200").read()[row].values()
+    seeds = ResultStore(RESULTS / "cpu-200").read()[row].values()
     for cell, values in zip(
         shown,
         (

@@ -6,19 +6,26 @@ from pathlib import Path
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.paper.engine import FROZEN_SEED, Bench
-from finesight.paper.networks import changed
-from finesight.paper.profiles import PROFILES, Profile, fitting, profile
-from finesight.paper.results import ResultFiles
-from finesight.paper.systems import NETWORKS, OTHER_NETWORKS, OTHER_SYSTEMS, PROJECTIONS, SYSTEMS
+from finesight.paper.benchmark import FROZEN_SEED, Benchmark
+from finesight.paper.profiles import PROFILES, Profile, find_profile, settings_for
+from finesight.paper.rows import BIRD_ROWS, PROJECTIONS, VARIANTS, Variant
+from finesight.paper.selection import find_row
+from finesight.paper.store import ResultStore, settings_diff
+from finesight.paper.tables import TABLES
 from finesight.training.config import RuntimeConfig, TrainConfig
 
 ROOT = Path(__file__).resolve().parents[2]
-TRAINED = [name for name, network in NETWORKS.items() if network.method is not None]
+TRAINED = ["moco-v2", "lcr", "lcr-paper"]
+OTHERS = sorted({name for table in TABLES.values() for name in table.rows} - BIRD_ROWS.keys())
 
 
 def config(name: str, network: str, seed: int = 0) -> TrainConfig:
-    return PROFILES[name].config(network, data="birds", weights="random", seed=seed)
+    return configure(PROFILES[name], network, seed)
+
+
+def configure(profile: Profile, variant: str, seed: int = 0) -> TrainConfig:
+    entry = VARIANTS.get(variant) or Variant(variant)
+    return profile.config(entry, data="birds", seed=seed, given={"backbone.weights": "random"})
 
 
 @pytest.mark.parametrize("name", PROFILES)
@@ -26,7 +33,7 @@ def config(name: str, network: str, seed: int = 0) -> TrainConfig:
 def test_every_network_has_a_configuration(name: str, network: str) -> None:
     found = config(name, network, seed=7)
     assert found.seed == 7
-    assert found.method == NETWORKS[network].method
+    assert found.method == ("moco-v2" if network == "moco-v2" else "lcr")
     assert found.limit_classes == PROFILES[name].classes
     assert found.validation.fraction == 0, "every train image is trained on, as in the paper"
     assert (found.rationale is not None) == (network != "moco-v2")
@@ -47,7 +54,7 @@ def test_the_networks_of_a_profile_differ_in_the_rationale_only(name: str) -> No
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_probed_rows_exist_and_hold_what_the_claims_need(name: str) -> None:
-    rows = {row for row, system in SYSTEMS.items() if PROFILES[name].probes(row, system)}
+    rows = {name_ for name_, row in BIRD_ROWS.items() if PROFILES[name].probes(name_, row)}
     assert rows >= set(PROFILES[name].probed or ())
     assert rows >= {"frozen", "frozen-energy", "frozen-gem", "moco-v2", "moco-v2-energy-gem", "lcr", "lcr-paper"}
 
@@ -86,17 +93,17 @@ VIEWS = ("resolution", "saturation", "hue", "gray")
 
 
 @pytest.mark.parametrize("name", PROFILES)
-@pytest.mark.parametrize("network", OTHER_NETWORKS)
-def test_every_system_of_the_tables_sees_what_moco_sees_as_long_as_it_does(name: str, network: str) -> None:
+@pytest.mark.parametrize("network", OTHERS)
+def test_every_row_of_the_tables_sees_what_moco_sees_as_long_as_it_does(name: str, network: str) -> None:
     moco, found = config(name, "moco-v2"), config(name, network)
-    assert found.method == OTHER_NETWORKS[network].method
-    assert found.pooling == OTHER_SYSTEMS[network].pooling
+    assert found.method == ("lcr-multitask" if network == "multitask" else network)
+    assert found.pooling == find_row(network).pooling
     assert [getattr(found, key) for key in SAME] == [getattr(moco, key) for key in SAME]
     assert found.views.resolution == moco.views.resolution
     assert found.optim.freeze_epochs == moco.optim.freeze_epochs
     if name != "paper":  # there the views are the method's own
         assert [getattr(found.views, key) for key in VIEWS] == [getattr(moco.views, key) for key in VIEWS]
-    assert PROFILES[name].probes(network, OTHER_SYSTEMS[network]), "the tables show little else"
+    assert PROFILES[name].probes(network, find_row(network)), "the tables show little else"
 
 
 @pytest.mark.parametrize("name", ["cpu-50", "paper"])
@@ -123,15 +130,15 @@ def test_a_twin_follows_as_fast_as_a_short_training_needs() -> None:
 
 def test_a_misspelled_setting_is_not_dropped_as_another_methods() -> None:
     settings = {"objective.qeue": 5, "epochs": 1}
-    assert fitting(settings, "lcr") == settings
-    assert fitting(settings, "byol") == {"epochs": 1}
+    assert settings_for(settings, "lcr") == settings
+    assert settings_for(settings, "byol") == {"epochs": 1}
     with pytest.raises(FineSightError, match=r"objective.qeue \(no such setting\)"):
-        Profile(name="odd", words="", settings=settings).config("lcr", data="birds", weights="random", seed=0)
+        configure(Profile(name="odd", words="", settings=settings), "lcr")
 
 
 def test_what_a_recipe_says_of_its_rationale_stands() -> None:
     odd = Profile(name="odd", words="", settings={}, rationale={"rationale.nu": 0.5, "rationale.tau": 0.3})
-    multitask, lcr = (odd.config(name, data="-", weights="random", seed=0).rationale for name in ("multitask", "lcr"))
+    multitask, lcr = (configure(odd, name).rationale for name in ("multitask", "lcr"))
     assert multitask is not None
     assert lcr is not None
     assert (multitask.nu, multitask.tau, multitask.encoder_gradient, multitask.study) == (0.01, 0.3, 1.0, ())
@@ -149,20 +156,24 @@ def test_facts_say_what_the_configuration_has() -> None:
 
 def test_an_unknown_profile_or_setting_is_named() -> None:
     with pytest.raises(FineSightError, match=r"There is no profile 'gpu'. There are: cpu-50, cpu-200, paper"):
-        profile("gpu")
+        find_profile("gpu")
     odd = Profile(name="odd", words="", settings={"epoch": 3})
     with pytest.raises(FineSightError, match="epoch"):
-        odd.config("lcr", data="birds", weights="random", seed=0)
+        configure(odd, "lcr")
 
 
-@pytest.mark.parametrize("name", PROFILES)
+@pytest.mark.parametrize("name", ["cpu-50", "cpu-200"])
 def test_committed_results_are_of_the_profile_as_it_is(name: str) -> None:
-    files = ResultFiles(ROOT / "results" / "cub" / name)
-    found = files.read()
-    if not found:
-        pytest.skip(f"no results in {files.folder}")
-    for seeds in found.values():
+    store = ResultStore(ROOT / "results" / "cub" / name)
+    for seeds in store.read().values():
         for result in seeds.values():
-            weights = result["settings"]["backbone.weights"]
-            bench = Bench(PROFILES[name], Path("CUB_200_2011"), weights, Path("runs"), files, RuntimeConfig())
-            assert changed(result["settings"], bench.settings(result["network"])) == [], result["command"]
+            bench = Benchmark(
+                command="birds",
+                profile=PROFILES[name],
+                data=Path("CUB_200_2011"),
+                weights=result["settings"]["backbone.weights"],
+                runs=Path("runs"),
+                store=store,
+                runtime=RuntimeConfig(),
+            )
+            assert settings_diff(result["settings"], bench.settings(result["network"])) == [], result["command"]

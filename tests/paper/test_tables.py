@@ -12,22 +12,32 @@ import pytest
 
 from finesight.errors import FineSightError
 from finesight.methods.base import METHODS
-from finesight.paper.markdown import paper_blocks, update
-from finesight.paper.marks import setting_of
+from finesight.paper.datasets import CUB, DATASETS
+from finesight.paper.footnotes import make_footnote
 from finesight.paper.profiles import PROFILES
-from finesight.paper.published import paper_results
-from finesight.paper.results import ResultFiles, Results
-from finesight.paper.systems import ALL_SYSTEMS, OTHER_SYSTEMS
-from finesight.paper.table_datasets import CUB, DATASETS
-from finesight.paper.tables import EMPTY, TABLES, Cell, Found, as_json, cells, marks, notes, table_rows
+from finesight.paper.published import paper_results, paper_row
+from finesight.paper.rows import VARIANTS
+from finesight.paper.selection import find_row
+from finesight.paper.store import Results, ResultStore
+from finesight.paper.tables import (
+    EMPTY,
+    TABLES,
+    Cell,
+    DatasetResults,
+    as_json,
+    footnotes,
+    notes,
+    summarize,
+    table_cells,
+    table_rows,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "tables.md"
 PRINTED = json.loads((ROOT / "src/finesight/paper/paper_results.json").read_text(encoding="utf-8"))
 
 
 def committed(profile: str) -> dict[str, Results]:
-    return {kind: ResultFiles(ROOT / "results" / kind / profile).read() for kind in DATASETS}
+    return {kind: ResultStore(ROOT / "results" / kind / profile).read() for kind in DATASETS}
 
 
 def raw(profile: str, system: str) -> list[dict[str, Any]]:
@@ -42,13 +52,13 @@ def made(system: str, seed: int = 0, **changes: Any) -> dict[str, Any]:
     return {**result, **own, **changes}
 
 
-def cell(table: str, found: Found, system: str, column: str = "CUB") -> Cell:
-    return next(c for c in cells(TABLES[table], found) if (c.system, c.dataset.column) == (system, column))
+def cell(table: str, found: DatasetResults, system: str, column: str = "CUB") -> Cell:
+    return next(c for c in table_cells(TABLES[table], found) if (c.name, c.dataset.column) == (system, column))
 
 
-def text(table: str, found: Found, system: str, column: str, dataset: str = "CUB") -> str:
+def text(table: str, found: DatasetResults, system: str, column: str, dataset: str = "CUB") -> str:
     known = TABLES[table]
-    rows = table_rows(known, cells(known, found))
+    rows = table_rows(known, table_cells(known, found))
     head = f"{dataset}: {known.rows[system]}"
     return next(row[column] for row in rows if row[""] == head and row["ours is"] == system)
 
@@ -61,12 +71,34 @@ def test_a_table_has_all_rows_of_the_paper_and_each_is_that_system(name: str) ->
     table = TABLES[name]
     assert set(table.rows.values()) == set(paper_results()[table.label])
     for system, row in table.rows.items():
-        assert ALL_SYSTEMS[system].paper == row
+        assert find_row(system).paper == row
         assert system in ("lcr-paper", "multitask") or METHODS[system].paper == row
 
 
-def test_every_other_system_is_in_a_table() -> None:
-    assert set(OTHER_SYSTEMS) <= {system for table in TABLES.values() for system in table.rows}
+def test_the_papers_numbers_are_as_printed() -> None:
+    """rank-1, rank-5, mAP; top-1 with 100, 50 and 20 % of the labels; and what the abstract claims."""
+    printed = {
+        "ResNet-50": (48.13, 74.12, 20.11, 68.17, 58.99, 46.54),
+        "MoCo v2": (42.72, 69.71, 19.68, 68.30, 60.96, 46.91),
+        "Ours": (49.69, 75.23, 24.01, 71.31, 66.52, 55.33),
+    }
+    for method, numbers in printed.items():
+        row = paper_row(method)
+        shown = [row["retrieval"][key] for key in ("rank1", "rank5", "mAP")]
+        assert (*shown, *(row["linear"][share]["top1"] for share in ("100", "50", "20"))) == numbers
+    ours, moco = paper_row("Ours")["retrieval"], paper_row("MoCo v2")["retrieval"]
+    assert (ours["rank1"] - moco["rank1"], ours["mAP"] - moco["mAP"]) == (pytest.approx(6.97), pytest.approx(4.33))
+    short = paper_row("Ours-MultiTask")  # a row of Table 3
+    assert (short["retrieval"].keys(), short["linear"].keys()) == ({"rank1"}, {"100"})
+    assert paper_row("nobody") == paper_row("Ours", "Flowers") == {}
+
+
+def test_another_method_is_a_row_without_a_number_of_the_paper() -> None:
+    found = {"cub": {"lewel-byol": {0: made("lewel-byol")}}}
+    first = table_cells(TABLES["table3"], found, ["lewel-byol"])[0]
+    line = table_rows(TABLES["table3"], [first])[0]
+    assert line[""] == "CUB: lewel-byol"
+    assert line["rank-1"] == f"{EMPTY} / {first.numbers['rank1'][0]:.2f}"
 
 
 @pytest.mark.parametrize("dataset", ["CUB", "Cars", "Aircraft"])
@@ -82,8 +114,8 @@ def test_nothing_was_run_yet(dataset: str) -> None:
     assert text("table3", {}, "lcr-dual-pooling", "top-1", dataset) == "collapse / –"
     assert text("table3", {}, "dilo", "rank-1", dataset) == "– / –"
     for table in TABLES.values():
-        assert not notes(cells(table, {}))
-        for row in table_rows(table, cells(table, {})):
+        assert not notes(table_cells(table, {}))
+        for row in table_rows(table, table_cells(table, {})):
             assert row["made"] == EMPTY
             assert all(row[column.words].endswith(f"/ {EMPTY}") for column in table.columns)
 
@@ -106,29 +138,21 @@ def test_what_the_birds_bench_measured_is_shown(profile: str, system: str) -> No
     tops = [result["linear"]["50"]["top5"] for result in results]
     shown = cell("table1", found, system)
     for key, values in {"rank1": numbers, "linear50_top5": tops}.items():
-        score = shown.scores[key]
-        assert score is not None
-        assert score.n == len(values)
-        assert score.mean == pytest.approx(statistics.mean(values))
-        assert score.sd == (pytest.approx(statistics.stdev(values)) if len(values) > 1 else None)
+        assert shown.numbers[key] == values
+        sd = pytest.approx(statistics.stdev(values)) if len(values) > 1 else None
+        assert summarize(values) == {"mean": pytest.approx(statistics.mean(values)), "sd": sd, "n": len(values)}
     if system != "frozen":
-        assert cell("table3", found, system).scores["rank1"] == shown.scores["rank1"]
-        assert cell("table2", found, system).scores["top1"] == shown.scores["linear100_top1"]
+        assert cell("table3", found, system).numbers["rank1"] == shown.numbers["rank1"]
+        assert cell("table2", found, system).numbers["top1"] == shown.numbers["linear100_top1"]
 
 
 def test_time_is_not_told_of_a_network_that_anothers_training_gave() -> None:
     found = committed("cpu-50")
     assert raw("cpu-50", "moco-v2")[0]["trained_as"] == "lcr"
-    assert cell("table2", found, "moco-v2").scores["hours"] is None
-    assert cell("table2", found, "moco-v2").scores["memory"] is None
-    hours = cell("table2", found, "lcr").scores["hours"]
-    assert hours is not None
-    assert hours.mean == pytest.approx(statistics.mean(r["seconds"] for r in raw("cpu-50", "lcr")) / 3600)
-    memory = cell("table2", found, "lcr").scores["memory"]
-    assert memory is not None
-    assert memory.mean == pytest.approx(
-        statistics.mean(r["peak_memory_mb"] for r in raw("cpu-50", "lcr")) * 2**20 / 1e9
-    )
+    shared, own = (cell("table2", found, name).numbers for name in ("moco-v2", "lcr"))
+    assert shared["hours"] == shared["memory"] == []
+    assert own["hours"] == pytest.approx([r["seconds"] / 3600 for r in raw("cpu-50", "lcr")])
+    assert own["memory"] == pytest.approx([r["peak_memory_mb"] * 2**20 / 1e9 for r in raw("cpu-50", "lcr")])
 
 
 def test_the_averaged_network_of_lcr_is_not_the_papers_second_task() -> None:
@@ -136,7 +160,7 @@ def test_the_averaged_network_of_lcr_is_not_the_papers_second_task() -> None:
     found = committed("cpu-50")
     assert "lcr-multitask" in found["cub"]
     if "multitask" not in found["cub"]:
-        assert cell("table3", found, "multitask").setting is None
+        assert cell("table3", found, "multitask").footnote is None
 
 
 def test_a_row_without_probes_has_gaps() -> None:
@@ -171,11 +195,11 @@ def test_a_collapse_is_said_with_what_was_measured(collapsed: tuple[bool, ...], 
 
 def test_only_some_rows_and_seeds() -> None:
     found, table = committed("cpu-50"), TABLES["table1"]
-    some = cells(table, found, ["lcr"], [1, 2])
-    assert [c.system for c in some] == ["lcr"] * len(DATASETS)
-    assert some[0].setting is not None
-    assert some[0].setting.seeds == (1, 2)
-    assert cells(table, found, ["lcr"], [7])[0].setting is None
+    some = table_cells(table, found, ["lcr"], [1, 2])
+    assert [c.name for c in some] == ["lcr"] * len(DATASETS)
+    assert some[0].footnote is not None
+    assert some[0].footnote.seeds == (1, 2)
+    assert table_cells(table, found, ["lcr"], [7])[0].footnote is None
 
 
 # --- marks ------------------------------------------------------------------------------------------------------------
@@ -183,8 +207,8 @@ def test_only_some_rows_and_seeds() -> None:
 
 def test_a_mark_says_how_it_was_made_and_what_not_to_compare() -> None:
     found = committed("cpu-50")
-    known = cells(TABLES["table1"], found)
-    assert list(marks(known)) == ["a", "b"]
+    known = table_cells(TABLES["table1"], found)
+    assert list(footnotes(known)) == ["a", "b"]
     frozen, trained = notes(known)
     for words in ("(a) profile cpu-50", "50 of 200 classes (1,500 train, 1,389 test images)", "nothing trained"):
         assert words in frozen
@@ -206,26 +230,28 @@ def test_a_mark_says_how_it_was_made_and_what_not_to_compare() -> None:
 
 
 def test_all_classes_are_no_difference() -> None:
-    setting = cell("table1", committed("cpu-200"), "lcr").setting
+    setting = cell("table1", committed("cpu-200"), "lcr").footnote
     assert setting is not None
     assert "classes" not in setting.differs
     assert "all 200 classes" in setting.words()
 
 
 def test_the_papers_own_setting_has_no_warning() -> None:
-    facts = PROFILES["paper"].facts(PROFILES["paper"].config("lcr", data="-", weights="random", seed=0), 65536)
+    facts = PROFILES["paper"].facts(PROFILES["paper"].config(VARIANTS["lcr"], data="-", seed=0), 65536)
     settings = {"backbone.weights": "imagenet"}
     result = made("lcr", classes=200, profile=facts, settings=settings)
-    setting = setting_of(CUB, "lcr", [result])
+    setting = make_footnote(CUB, "lcr", [result])
     assert setting.differs == []
     assert "Not the paper's" not in setting.words()
-    assert "queue" not in setting_of(CUB, "byol", [made("byol", profile=facts | {"queue": None})]).differs
+    assert "queue" not in make_footnote(CUB, "byol", [made("byol", profile=facts | {"queue": None})]).differs
 
 
 def test_seeds_of_different_settings_have_no_mean() -> None:
     other = made("byol", 1)
     other["profile"] = {**other["profile"], "epochs": 8}
-    with pytest.raises(FineSightError, match=r"CUB-200-2011, byol: seeds 0 and 1 were made with other settings"):
+    with pytest.raises(
+        FineSightError, match=r"CUB-200-2011, byol: seed 1 beside seed 0 has other settings:\n  epochs: 4 then, 8 now"
+    ):
         cell("table2", {"cub": {"byol": {0: made("byol"), 1: other}}}, "byol")
 
 
@@ -233,7 +259,7 @@ def test_the_queue_parts_marks() -> None:
     without = made("byol")
     without["profile"] = {**without["profile"], "queue": None}
     found = {"cub": {"moco-v2": {0: made("moco-v2")}, "byol": {0: without}}}
-    assert [note.count("no queue") for note in notes(cells(TABLES["table2"], found))] == [1, 0]
+    assert [note.count("no queue") for note in notes(table_cells(TABLES["table2"], found))] == [1, 0]
 
 
 # --- as JSON and in the docs ------------------------------------------------------------------------------------------
@@ -241,7 +267,7 @@ def test_the_queue_parts_marks() -> None:
 
 def test_json_has_rows_then_datasets() -> None:
     found = committed("cpu-50")
-    tree = json.loads(json.dumps(as_json(TABLES["table2"], "cpu-50", cells(TABLES["table2"], found))))
+    tree = json.loads(json.dumps(as_json(TABLES["table2"], "cpu-50", table_cells(TABLES["table2"], found))))
     assert tree["table"] == "table2"
     assert list(tree["rows"]) == list(TABLES["table2"].rows)
     assert tree["rows"]["dino"]["Cars"] == {
@@ -255,12 +281,3 @@ def test_json_has_rows_then_datasets() -> None:
     assert ours["setting"]["epochs"] == 4
     assert ours["setting"]["seeds"] == [0, 1, 2]
     assert "classes" in ours["setting"]["differs_from_paper"]
-
-
-@pytest.mark.parametrize("profile", ["cpu-50", "cpu-200"])
-def test_the_docs_show_the_committed_results(profile: str) -> None:
-    page = PAGE.read_text(encoding="utf-8")
-    blocks = paper_blocks(committed(profile), profile)
-    assert update(page, blocks) == page, f"run `finesight bench table1 --show --profile {profile} --update {PAGE.name}`"
-    for name in blocks:
-        assert f"<!-- bench:{name} -->" in page

@@ -1,4 +1,4 @@
-"""A bench of seconds: drawn birds in the official layout of CUB-200-2011, and a network of a few thousand weights."""
+"""A benchmark of seconds: drawn birds in the official layout of CUB-200-2011, and a network of few weights."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ import numpy as np
 from PIL import Image
 
 from finesight.data.sources import open_source
-from finesight.paper import engine, profiles
+from finesight.paper.benchmark import Benchmark
+from finesight.paper.experiment import Plan
 from finesight.paper.profiles import Profile
-from finesight.paper.results import ResultFiles
+from finesight.paper.selection import select_rows
+from finesight.paper.store import ResultStore
 from finesight.training.config import RuntimeConfig
-from processes import TIMEOUT, Command, _empty_file, _run_cli, environment, start_server
+from processes import TIMEOUT, environment, start_server
 
 NAME = "cpu-50"  # a real profile's, so that the command line finds the results
 PART = "back"
 MIXED = {"rationale.encoder_gradient": 0.05}  # MoCo v2 needs a training of its own
 APART = {"rationale.encoder_gradient": 0.0}  # LCR's serves both
+PROBED = ("frozen", "moco-v2", "lcr")  # linear probes are the slow part
 SETTINGS = {
     "backbone.name": "test_resnet",
     "backbone.output_stride": 8,
@@ -36,64 +39,69 @@ SETTINGS = {
 def profile(epochs: int = 1, seeds: tuple[int, ...] = (0,), **more: Any) -> Profile:
     rationale = more.pop("rationale", MIXED)
     settings = {**SETTINGS, "epochs": epochs, **more}
-    return Profile(name=NAME, words="tiny", settings=settings, rationale=rationale, seeds=seeds)
+    return Profile(name=NAME, words="tiny", settings=settings, rationale=rationale, seeds=seeds, probed=PROBED)
 
 
-def bench(data: Path, folder: Path, setting: Profile | None = None, weights: str = "random") -> engine.Bench:
+def runtime(folder: Path) -> RuntimeConfig:
     """Every step is logged and saved."""
-    runtime = RuntimeConfig(cache_dir=folder / "cache", progress=False, log_every=1, checkpoint_minutes=0)
-    results = ResultFiles(folder / "results" / NAME)
-    return engine.Bench(setting or profile(), data, weights, folder / "runs", results, runtime)
+    return RuntimeConfig(cache_dir=folder / "cache", progress=False, log_every=1, checkpoint_minutes=0)
 
 
-def run(job: engine.Bench, systems: Sequence[str] = (), seeds: Sequence[int] | None = None) -> None:
-    engine.run(job, engine.plan(job, systems, seeds))
+def bench(
+    data: Path, folder: Path, setting: Profile | None = None, names: Sequence[str] = (), **options: Any
+) -> Benchmark:
+    """The rows of ``names`` without reports, which take longer to draw than these trainings."""
+    values: dict[str, Any] = {
+        "command": "birds",
+        "profile": setting or profile(),
+        "data": data,
+        "weights": "random",
+        "runs": folder / "runs",
+        "store": ResultStore(folder / "results" / NAME),
+        "runtime": runtime(folder),
+        "rows": select_rows(names),
+        "report": False,
+    }
+    return Benchmark(**{**values, **options})
+
+
+def plan(job: Benchmark, seeds: Sequence[int] | None = None) -> Plan:
+    return job.missing(job.profile.seeds if seeds is None else seeds)
+
+
+def run(job: Benchmark, seeds: Sequence[int] | None = None) -> None:
+    job.make(plan(job, seeds))
 
 
 class Running:
-    """``run`` in a process of its own, to be killed."""
+    """A function in a process of its own, to be killed or stopped."""
 
-    def __init__(self, job: engine.Bench, systems: Sequence[str], seeds: Sequence[int]) -> None:
+    def __init__(self, function: Callable[..., Any], *args: Any) -> None:
         start_server()
         context = multiprocessing.get_context("forkserver")
-        self.process = context.Process(target=_run, args=(job, list(systems), list(seeds), environment()), daemon=True)
+        self.process = context.Process(target=_call, args=(function, args, environment()), daemon=True)
         self.process.start()
 
-    def kill_when(self, condition: Callable[[], bool]) -> None:
+    def send_when(self, number: signal.Signals, condition: Callable[[], bool]) -> int | None:
+        """Send a signal as soon as ``condition`` holds; return the exit code."""
         deadline = time.monotonic() + TIMEOUT
         while not condition():
             assert self.process.is_alive(), "ended too early"
             assert time.monotonic() < deadline, "waited in vain"
             time.sleep(0.002)
         assert self.process.pid is not None
-        os.kill(self.process.pid, signal.SIGKILL)
-        assert self.code() == -signal.SIGKILL
+        os.kill(self.process.pid, number)
+        return self.code()
 
     def code(self) -> int | None:
         self.process.join(TIMEOUT)
         return self.process.exitcode
 
 
-def _run(job: engine.Bench, systems: list[str], seeds: list[int], env: dict[str, str]) -> None:
+def _call(function: Callable[..., Any], args: tuple[Any, ...], env: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(env)
-    run(job, systems, seeds)
-
-
-class TinyCommand(Command):
-    """``finesight ARGS`` with another profile behind its name."""
-
-    def __init__(self, setting: Profile, *args: str | Path) -> None:
-        self._out, self._err = (_empty_file() for _ in range(2))
-        words = (setting, [str(arg) for arg in args], self._out, self._err, environment())
-        start_server()
-        self.process = multiprocessing.get_context("forkserver").Process(target=_run_tiny, args=words, daemon=True)
-        self.process.start()
-
-
-def _run_tiny(setting: Profile, args: list[str], out: str, err: str, env: dict[str, str]) -> None:
-    profiles.PROFILES[setting.name] = setting
-    _run_cli(args, out, err, env)
+    function(*args)
 
 
 def draw_cub(root: Path, drawn: Path) -> Path:

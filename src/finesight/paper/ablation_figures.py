@@ -22,11 +22,11 @@ from finesight.paper.ablations import KEEP_ALL
 from finesight.plots.style import ACCENT, FAINT, INK, QUIET, blank, drawn, short
 from finesight.plots.tiles import Picture, blend
 from finesight.report.run_report import PICTURES
-from finesight.training.config import RuntimeConfig
+from finesight.training.config import RuntimeConfig, TrainConfig
 
 if TYPE_CHECKING:
-    from finesight.paper.ablation_run import Records
-    from finesight.paper.ablation_study import Study
+    from finesight.paper.ablation import AblationExperiment
+    from finesight.paper.store import Results
 
 LABELS = {
     "rank1": "rank-1 (%)",
@@ -57,75 +57,74 @@ class Panel:
 # --- from results to figures ------------------------------------------------------------------------------------------
 
 
-def ablation_figure(study: Study, records: Records, rows: Sequence[Mapping[str, Any]]) -> bytes:
-    """The figure of the ablation; without labels, of what training says of itself."""
-    metrics = SCORED if study.labeled else UNSCORED
-    title, note = f"{study.ablation.title}\n{data_words(study)}", _seeds(study)
-    if study.ablation.figure == "epochs":
-        return lines(title, "epoch", _epoch_panels(study, records), note, mark=_keep_from(study))
-    if study.ablation.figure == "bars":
+def draw_ablation(experiment: AblationExperiment, results: Results, rows: Sequence[Mapping[str, Any]]) -> Figure:
+    """Draw the scores of an ablation; without labels, the metrics of its trainings."""
+    ablation, metrics = experiment.ablation, SCORED if experiment.labeled else UNSCORED
+    title, note = f"{ablation.title}\n{describe_data(experiment)}", _describe_seeds(experiment.seeds)
+    if ablation.figure == "epochs":
+        mark = _keep_from(experiment.config(KEEP_ALL, experiment.seeds[0]))
+        return draw_lines(title, "epoch", epoch_panels(experiment, results), note, mark=mark)
+    if ablation.figure == "bars":
         values = {LABELS[metric]: _by(rows, "row", metric) for metric in metrics}
-        return bars(title, values, f"blue: LCR as it is by default; {note}")
-    column, words = study.ablation.axis or ("", "")
-    return lines(title, words, [_panel(rows, column, metric) for metric in metrics], note, log=study.ablation.log)
+        return draw_bars(title, values, f"blue: LCR as it is by default; {note}")
+    column, label = ablation.axis or ("", "")
+    return draw_lines(title, label, [row_panel(rows, column, metric) for metric in metrics], note, log=ablation.log)
 
 
-def data_words(study: Study) -> str:
-    """What the figure is about, and how small it may be."""
-    source, config = study.source(), study.config(study.rows[0].training, study.seeds[0])
-    name = "drawn look-alike birds" if source.kind == "lookalikes" else study.data.absolute().name
+def describe_data(experiment: AblationExperiment) -> str:
+    """Name the data, the network and how long it was trained."""
+    source, config = experiment.source(), experiment.config(experiment.rows[0].variant, experiment.seeds[0])
+    name = "drawn look-alike birds" if source.kind == "lookalikes" else experiment.data.absolute().name
     classes = f", {len(np.unique(source.labels[source.labels >= 0]))} classes" if source.labels is not None else ""
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
     return f"{name}{classes}, {config.backbone.name} at {config.encoder_resolution} px, {epochs}"
 
 
-def _seeds(study: Study) -> str:
-    count = len(study.seeds)
-    return f"mean and range over {count} seeds" if count > 1 else f"one seed ({study.seeds[0]})"
+def _describe_seeds(seeds: Sequence[int]) -> str:
+    return f"mean and range over {len(seeds)} seeds" if len(seeds) > 1 else f"one seed ({seeds[0]})"
 
 
 def _by(rows: Sequence[Mapping[str, Any]], key: str, metric: str) -> dict[Any, list[float]]:
-    """Values over the seeds, in the rows' order."""
-    found: dict[Any, list[float]] = {}
+    """Return the values over seeds by what the rows have under ``key``, in the order of the rows."""
+    values: dict[Any, list[float]] = {}
     for row in rows:
-        found.setdefault(row[key], [])
+        values.setdefault(row[key], [])
         if row[metric] is not None:
-            found[row[key]].append(row[metric])
-    return found
+            values[row[key]].append(row[metric])
+    return values
 
 
-def _panel(rows: Sequence[Mapping[str, Any]], column: str, metric: str) -> Panel:
+def row_panel(rows: Sequence[Mapping[str, Any]], column: str, metric: str) -> Panel:
+    """Return a metric over a column of the rows; a series that has no place on the axis is a level."""
     series = dict.fromkeys(row["series"] for row in rows)
-    own = {name: _by([row for row in rows if row["series"] == name], column, metric) for name in series}
-    flat = {name: points[None] for name, points in own.items() if None in points}
-    return Panel(LABELS[metric], {name: points for name, points in own.items() if name not in flat}, flat)
+    points = {name: _by([row for row in rows if row["series"] == name], column, metric) for name in series}
+    levels = {name: own[None] for name, own in points.items() if None in own}
+    return Panel(LABELS[metric], {name: own for name, own in points.items() if name not in levels}, levels)
 
 
-def _epoch_panels(study: Study, records: Records) -> list[Panel]:
-    """Held-out scores, where there were labels and enough held-out images of one class; else the training's own."""
-    known = all(CURVES[0] in record["epochs"] for record in records.values())
+def epoch_panels(experiment: AblationExperiment, results: Results) -> list[Panel]:
+    """Return held-out scores over epochs, or metrics of the training where a run has no held-out scores."""
+    used = {row.label: [results[row.variant][seed]["epochs"] for seed in experiment.seeds] for row in experiment.rows}
+    scored = all(CURVES[0] in epochs for seeds in used.values() for epochs in seeds)
     panels = []
-    for metric in CURVES if known else UNSCORED_CURVES:
+    for metric in CURVES if scored else UNSCORED_CURVES:
         own: dict[str, dict[float, list[float]]] = {}
-        for row in study.rows:
-            for seed in study.seeds:
-                for epoch, value in records[row.training, seed]["epochs"].get(metric, ()):
-                    own.setdefault(row.words, {}).setdefault(epoch, []).append(value)
+        for label, seeds in used.items():
+            for epoch, value in (point for epochs in seeds for point in epochs.get(metric, ())):
+                own.setdefault(label, {}).setdefault(epoch, []).append(value)
         panels.append(Panel(LABELS[metric], own, {}))
     return panels
 
 
-def _keep_from(study: Study) -> tuple[float, str]:
-    rationale = study.config(KEEP_ALL, study.seeds[0]).rationale
-    assert rationale is not None
-    return rationale.keep_from, f"{rationale.keep_count} of {rationale.projections} are kept"
+def _keep_from(config: TrainConfig) -> tuple[float, str]:
+    assert config.rationale is not None
+    return config.rationale.keep_from, f"{config.rationale.keep_count} of {config.rationale.projections} are kept"
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------
 
 
-@drawn
-def lines(
+def draw_lines(
     title: str,
     xlabel: str,
     panels: Sequence[Panel],
@@ -134,7 +133,7 @@ def lines(
     log: int | None = None,
     mark: tuple[float, str] | None = None,
 ) -> Figure:
-    """Side by side; a band or a thin bar is the range over seeds. ``mark`` is a place of the axis with its words."""
+    """Draw panels side by side; a band or a thin bar is the range over seeds, ``mark`` a labeled place of the axis."""
     panels = [panel for panel in panels if panel.lines]
     if not panels:
         return blank("There is nothing to draw yet.")
@@ -184,9 +183,8 @@ def _log_axis(axes: Axes, panel: Panel, base: int) -> None:
     axes.minorticks_off()
 
 
-@drawn
-def bars(title: str, values: Mapping[str, Mapping[str, Sequence[float]]], note: str) -> Figure:
-    """A panel a quantity, a bar a row in their order, the first in color; the thin line is the range over seeds."""
+def draw_bars(title: str, values: Mapping[str, Mapping[str, Sequence[float]]], note: str) -> Figure:
+    """Draw a panel for each quantity and a bar for each row, the first in color; a thin line is the range."""
     names = list(next(iter(values.values()), {}))
     if not names:
         return blank("There is nothing to draw yet.")
@@ -231,7 +229,7 @@ def _titled(title: str, panels: int, *, height: float) -> tuple[Figure, list[Axe
 def scored_images(
     encoder: Encoder, source: ImageSource, runtime: RuntimeConfig
 ) -> tuple[DecodedCache, NDArray[np.int64]]:
-    """Those that scores are made of, as the encoder sees them; without labels, whatever is not for training only."""
+    """Return the test images as the encoder sees them, and their indices; without labels, all that may be tested on."""
     side = cache_side(encoder.config.resolution)
     if source.labels is None:
         source = source.split("test")
@@ -240,7 +238,7 @@ def scored_images(
 
 
 def projection_variances(encoder: Encoder, cache: DecodedCache, images: NDArray[np.int64]) -> list[float]:
-    """How much each projection's answer varies over the cells of an image, on average over images. (K,)"""
+    """Return the variance of each projection's response over the cells of an image, averaged over images. (K,)"""
     pieces = [images[start : start + BATCH] for start in range(0, len(images), BATCH)]
     answers = (projection_responses(encoder, encoder.cached_views(cache, piece)) for piece in pieces)
     means = np.concatenate([answer.var(axis=(2, 3), dtype=np.float64) for answer in answers]).mean(axis=0)
@@ -250,19 +248,17 @@ def projection_variances(encoder: Encoder, cache: DecodedCache, images: NDArray[
 def projections_figure(
     title: str, encoder: Encoder, cache: DecodedCache, images: NDArray[np.int64], variances: Sequence[float]
 ) -> bytes:
-    """The same few images under the projections of highest and of lowest variance."""
+    """Draw a few images under the projections of highest and of lowest variance."""
     few = images[np.linspace(0, len(images) - 1, min(PICTURES, len(images))).round().astype(int)]
     views = encoder.cached_views(cache, few)
-    return projection_sheet(
-        title, [pixels(encoder, view) for view in views], projection_responses(encoder, views), variances
-    )
+    pictures = [pixels(encoder, view) for view in views]
+    return drawn(draw_projections)(title, pictures, projection_responses(encoder, views), variances)
 
 
-@drawn
-def projection_sheet(
+def draw_projections(
     title: str, pictures: Sequence[Picture], responses: NDArray[np.float32], variances: Sequence[float]
 ) -> Figure:
-    """Rows are images, columns projections by falling variance; one scale a column. ``responses`` is (M, K, H, W)."""
+    """Draw images as rows, projections by falling variance as columns, one scale a column; responses (M, K, H, W)."""
     order = np.argsort(-np.asarray(variances), kind="stable")
     shown = dict.fromkeys([*order[:ENDS].tolist(), *order[ENDS:][-ENDS:].tolist()])
     figure = Figure(figsize=(1.35 * (1 + len(shown)), 1.3 + 1.35 * len(pictures)), layout="constrained")

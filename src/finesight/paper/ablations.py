@@ -1,19 +1,16 @@
-"""The paper's ablations as data: what each one varies, how its networks are pooled, and where the paper's numbers are.
+"""The paper's ablations as data: what each one varies, how its rows are pooled, and where the paper's numbers are.
 
-A row is a training (its settings go on top of the profile's) and a pooling of its network. Nothing heavy is imported:
-the command line lists these.
+Nothing heavy is imported: the command line lists these.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from finesight.paper.published import TABLE_1, paper_results
-
-Settings = Mapping[str, Any]
-Place = tuple[str | int, ...]  # the way to a number in the paper's tables
+from finesight.paper.published import TABLE_1, Place, paper_value
+from finesight.paper.rows import Variant
 
 OURS, AVERAGE, GEM = "LCR", "average pooling", "GeM pooling"
 METRICS = ("rank1", "mAP")  # of the paper's, where it has them
@@ -21,99 +18,99 @@ PAPER_SETTING = {"CUB": "CUB-200-2011, 224 px", "Cars": "Stanford Cars, 224 px",
 
 
 @dataclass(frozen=True)
-class Row:
-    """A point of a line, or a bar."""
+class AblationRow:
+    """One scored line of an ablation: a variant under a pooling, drawn as a point of a line or as a bar."""
 
-    training: str
-    words: str
+    variant: str
+    label: str
     series: str = OURS
-    x: float | None = None  # None: the same at every place of the axis
-    pooling: str | None = None  # None: as the training says
-    branch: str | None = None  # pool as the training says, but by this branch beside the network's own
-    paper: Mapping[str, Place] = field(default_factory=dict)  # data set -> where its number is
+    x: float | None = None  # None: the same all along the axis
+    pooling: str | None = None  # None: the variant's own
+    branch: str | None = None  # the variant's own pooling, but by this branch beside its own
+    paper: Mapping[str, Place] = field(default_factory=dict)  # dataset -> where the paper's number is
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """``settings`` are those of all its trainings; the user's go on top, and those that a training is about on both."""
+    """What is varied and how it is shown. ``settings`` are those of all variants; the user's are above them, and those
+    of a variant above both."""
 
     title: str
     about: str
-    trainings: Mapping[str, Settings]
-    rows: tuple[Row, ...]
+    variants: Mapping[str, Variant]
+    rows: tuple[AblationRow, ...]
     figure: Literal["lines", "bars", "epochs"]
-    settings: Settings = field(default_factory=dict)
-    axis: tuple[str, str] | None = None  # column, words
-    log: int | None = None  # of the axis
-    keep_share: float | None = None  # of the epochs, after which projections are chosen
-    paper: str = ""  # what it says in words only
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    axis: tuple[str, str] | None = None  # column, label
+    log: int | None = None  # base of a logarithmic axis
+    keep_share: float | None = None  # of the epochs, after which projections are selected
+    paper: str = ""  # what the paper says in words only
 
 
 # --- K ----------------------------------------------------------------------------------------------------------------
 
 PROJECTIONS = (2, 4, 8, 16, 32, 64, 128, 256)
-OWN = 32  # the branch of the run itself, when the others are fitted beside it
+OWN = 32  # the branch of the run itself, when the others are trained beside it
 
 
-def _paper_k(k: int) -> dict[str, Place]:
-    return {data: ("figures", f"num_projections_{data}", "Ours", "rank1_by_K", str(k)) for data in ("CUB", "CIFAR100")}
+def _with_controls(x: Mapping[str, float], label: str, paper: Sequence[Mapping[str, Place]], *pools: str) -> Any:
+    """Return the rows of variants along an axis: as they are, and under poolings that learn nothing."""
+    names = {"average": AVERAGE, "gem": GEM}
+    own = [AblationRow(v, label.format(at), x=at, paper=p) for (v, at), p in zip(x.items(), paper, strict=True)]
+    controls = [
+        AblationRow(v, f"{label.format(at)}, {names[pool]}", series=names[pool], x=at, pooling=pool)
+        for pool in pools
+        for v, at in x.items()
+    ]
+    return (*own, *controls)
 
 
-_MOCO_K: dict[str, Place] = {data: ("figures", f"num_projections_{data}", "MoCo v2") for data in ("CUB", "CIFAR100")}
-_K_TITLE, _K_AXIS = "The number of projections K", ("K", "K, the number of projections")
-_K_PAPER = "figures of the number of projections on CUB and CIFAR-100: only these points are in its text."
-
+_FIGURES = {data: ("figures", f"num_projections_{data}") for data in ("CUB", "CIFAR100")}
+_PAPER_K: list[dict[str, Place]] = [
+    {data: (*place, "Ours", "rank1_by_K", str(k)) for data, place in _FIGURES.items()} for k in PROJECTIONS
+]
+_PAPER_MOCO: dict[str, Place] = {data: (*place, "MoCo v2") for data, place in _FIGURES.items()}
+_STUDIED = tuple(k for k in PROJECTIONS if k != OWN)
 K_SWEEP = Ablation(
-    title=_K_TITLE,
+    title="The number of projections K",
     about="One network a seed: no gradient of a branch reaches it, so those of every K are fitted beside each other.",
-    trainings={"all-k": {"rationale.projections": OWN, "rationale.study": tuple(k for k in PROJECTIONS if k != OWN)}},
+    variants={"all-k": Variant(settings={"rationale.projections": OWN, "rationale.study": _STUDIED})},
     rows=(
-        *(Row("all-k", f"K = {k}", x=k, branch=None if k == OWN else str(k), paper=_paper_k(k)) for k in PROJECTIONS),
-        Row("all-k", AVERAGE, series=AVERAGE, pooling="average", paper=_MOCO_K),
-        Row("all-k", GEM, series=GEM, pooling="gem"),
+        *(
+            AblationRow("all-k", f"K = {k}", x=k, branch=str(k) if k in _STUDIED else None, paper=paper)
+            for k, paper in zip(PROJECTIONS, _PAPER_K, strict=True)
+        ),
+        AblationRow("all-k", AVERAGE, series=AVERAGE, pooling="average", paper=_PAPER_MOCO),
+        AblationRow("all-k", GEM, series=GEM, pooling="gem"),
     ),
     figure="lines",
-    axis=_K_AXIS,
+    axis=("K", "K, the number of projections"),
     log=2,
-    paper=_K_PAPER,
+    paper="figures of the number of projections on CUB and CIFAR-100: only these points are in its text.",
 )
-# For a branch that has a say in the training, or when the training's own numbers are all there is to see.
-K_SWEEP_APART = Ablation(
-    title=_K_TITLE,
+# For a branch that affects the encoder, or when the training's own metrics are all there is to see.
+K_SWEEP_APART = replace(
+    K_SWEEP,
     about="Every K is a training of its own.",
-    trainings={f"k{k}": {"rationale.projections": k} for k in PROJECTIONS},
-    rows=(
-        *(Row(f"k{k}", f"K = {k}", x=k, paper=_paper_k(k)) for k in PROJECTIONS),
-        *(Row(f"k{k}", f"K = {k}, {AVERAGE}", series=AVERAGE, x=k, pooling="average") for k in PROJECTIONS),
-        *(Row(f"k{k}", f"K = {k}, {GEM}", series=GEM, x=k, pooling="gem") for k in PROJECTIONS),
-    ),
-    figure="lines",
-    axis=_K_AXIS,
-    log=2,
-    paper=_K_PAPER,
+    variants={f"k{k}": Variant(settings={"rationale.projections": k}) for k in PROJECTIONS},
+    rows=_with_controls({f"k{k}": k for k in PROJECTIONS}, "K = {:g}", _PAPER_K, "average", "gem"),
 )
 
 # --- the branch's form ------------------------------------------------------------------------------------------------
 
+
+def _paper_mlp(cars: str, cifar: str) -> dict[str, Place]:
+    return {"Cars": ("tab:mlp_main", cars, "Cars"), "CIFAR100": ("tab:mlp_appendix", cifar, "CIFAR100")}
+
+
 BRANCH = Ablation(
     title="The form of the fitting branch",
     about="K projections and their maximum (LCR), two layers in its place (MLP), or one projection.",
-    trainings={method: {"method": method} for method in ("lcr", "lcr-mlp", "lcr-single")},
+    variants={method: Variant(method) for method in ("lcr", "lcr-mlp", "lcr-single")},
     rows=(
-        Row(
-            "lcr",
-            "maximum over projections",
-            paper={
-                "Cars": ("tab:mlp_main", "Ours", "Cars"),
-                "CIFAR100": ("tab:mlp_appendix", "Ours(K=32)", "CIFAR100"),
-            },
-        ),
-        Row(
-            "lcr-mlp",
-            "MLP",
-            paper={"Cars": ("tab:mlp_main", "MLP", "Cars"), "CIFAR100": ("tab:mlp_appendix", "MLP", "CIFAR100")},
-        ),
-        Row("lcr-single", "a single projection"),
+        AblationRow("lcr", "maximum over projections", paper=_paper_mlp("Ours", "Ours(K=32)")),
+        AblationRow("lcr-mlp", "MLP", paper=_paper_mlp("MLP", "MLP")),
+        AblationRow("lcr-single", "a single projection"),
     ),
     figure="bars",
 )
@@ -128,13 +125,12 @@ NU = Ablation(
     about="The branch's gradient reaches the encoder here (rationale.encoder_gradient=1): with an optimizer of its own "
     "and no gradient to the encoder, ν would change nothing.",
     settings={"rationale.encoder_gradient": 1.0},
-    trainings={f"nu{nu:g}": {"rationale.nu": nu} for nu in NUS},
-    rows=(
-        *(
-            Row(f"nu{nu:g}", f"ν = {nu:g}", x=nu, paper={"CUB": ("tab:regularization", "Ours", "CUB", place)})
-            for place, nu in enumerate(NUS)
-        ),
-        *(Row(f"nu{nu:g}", f"ν = {nu:g}, {AVERAGE}", series=AVERAGE, x=nu, pooling="average") for nu in NUS),
+    variants={f"nu{nu:g}": Variant(settings={"rationale.nu": nu}) for nu in NUS},
+    rows=_with_controls(
+        {f"nu{nu:g}": nu for nu in NUS},
+        "ν = {:g}",
+        [{"CUB": ("tab:regularization", "Ours", "CUB", index)} for index in range(len(NUS))],
+        "average",
     ),
     figure="lines",
     axis=("nu", "ν, the weight of L_KL"),
@@ -143,18 +139,12 @@ NU = Ablation(
 DIM = Ablation(
     title="The dimension of the embedding",
     about="The size of what the contrastive loss compares (objective.dim); features are the network's, whatever it is.",
-    trainings={f"dim{dim}": {"objective.dim": dim} for dim in DIMS},
-    rows=(
-        *(
-            Row(
-                f"dim{dim}",
-                f"{dim} dimensions",
-                x=dim,
-                paper={"CUB": ("tab:dimension", "Ours", "CUB", "rank1", str(dim))},
-            )
-            for dim in DIMS
-        ),
-        *(Row(f"dim{dim}", f"{dim} dimensions, {AVERAGE}", series=AVERAGE, x=dim, pooling="average") for dim in DIMS),
+    variants={f"dim{dim}": Variant(settings={"objective.dim": dim}) for dim in DIMS},
+    rows=_with_controls(
+        {f"dim{dim}": dim for dim in DIMS},
+        "{} dimensions",
+        [{"CUB": ("tab:dimension", "Ours", "CUB", "rank1", str(dim))} for dim in DIMS],
+        "average",
     ),
     figure="lines",
     axis=("dim", "dimension of the embedding"),
@@ -164,7 +154,7 @@ DIM = Ablation(
 # --- which projections matter -----------------------------------------------------------------------------------------
 
 KEEP_ALL = "keep-all"
-WORDS_KEPT = {
+KEPT = {
     "all": "all projections",
     "top": "those of highest variance",
     "rest": "as many others, at random",
@@ -175,43 +165,41 @@ PROJECTION_CHOICE = Ablation(
     about="Projections are ranked by how much their answer varies over an image. After 60 % of the epochs the maximum "
     "is over all of them, the few of highest variance, or as many others; held-out images are searched every epoch.",
     settings={"validation.fraction": 0.25, "validation.every_n_epochs": 1, "rationale.keep_count": 8},
-    trainings={f"keep-{kept}": {"rationale.keep": kept} for kept in WORDS_KEPT},
-    rows=tuple(Row(f"keep-{kept}", words, series=words) for kept, words in WORDS_KEPT.items()),
+    variants={f"keep-{kept}": Variant(settings={"rationale.keep": kept}) for kept in KEPT},
+    rows=tuple(AblationRow(f"keep-{kept}", label, series=label) for kept, label in KEPT.items()),
     figure="epochs",
     keep_share=0.6,
     paper="its figure of Aircraft has no numbers in the text.",
 )
 
-# --- readings and controls --------------------------------------------------------------------------------------------
+# --- variants of the rationale and controls ---------------------------------------------------------------------------
 
 _OURS: dict[str, Place] = {"CUB": (TABLE_1, "Ours", "CUB", "retrieval")}
 _MOCO: dict[str, Place] = {"CUB": (TABLE_1, "MoCo v2", "CUB", "retrieval")}
 
-READING = Ablation(
+RATIONALE_VARIANTS = Ablation(
     title="Readings of the rationale, and controls",
     about="Each reading is trained and pooled as it says; controls pool the network of the reading finesight. Where "
     "nothing is held out (validation.fraction 0), 'released' hands out its last encoder, not its best. The KL of one "
     "reading is not that of another.",
-    trainings={
-        "finesight": {"rationale.variant": "finesight"},
-        "paper": {"rationale.variant": "paper"},
-        "released": {"rationale.variant": "released"},
-        "relu-loss": {"rationale.rectify": "relu", "rationale.score": "loss"},
-        "relu-negative": {"rationale.rectify": "relu", "rationale.score": "negative_loss"},
+    variants={
+        **{name: Variant(settings={"rationale.variant": name}) for name in ("finesight", "paper", "released")},
+        "relu-loss": Variant(settings={"rationale.rectify": "relu", "rationale.score": "loss"}),
+        "relu-negative": Variant(settings={"rationale.rectify": "relu", "rationale.score": "negative_loss"}),
     },
     rows=(
-        Row("finesight", "reading finesight", paper=_OURS),
-        Row("paper", "reading paper", paper=_OURS),
-        Row("released", "reading released", paper=_OURS),
-        Row("finesight", AVERAGE, series="control", pooling="average", paper=_MOCO),
-        Row("finesight", "GeM", series="control", pooling="gem"),
-        Row("finesight", "channel energy", series="control", pooling="energy"),
-        Row("finesight", "channel energy in GeM", series="control", pooling="energy-gem"),
-        Row("finesight", "untrained branch", series="control", branch="untrained"),
-        Row("relu-loss", "ReLU of the loss's GradCAM", series="sign"),
-        Row("relu-negative", "the same, sign flipped", series="sign"),
-        Row("finesight", "box oracle", series="control", pooling="box"),
-        Row("finesight", "box oracle in GeM", series="control", pooling="box-gem"),
+        AblationRow("finesight", "reading finesight", paper=_OURS),
+        AblationRow("paper", "reading paper", paper=_OURS),
+        AblationRow("released", "reading released", paper=_OURS),
+        AblationRow("finesight", AVERAGE, series="control", pooling="average", paper=_MOCO),
+        AblationRow("finesight", "GeM", series="control", pooling="gem"),
+        AblationRow("finesight", "channel energy", series="control", pooling="energy"),
+        AblationRow("finesight", "channel energy in GeM", series="control", pooling="energy-gem"),
+        AblationRow("finesight", "untrained branch", series="control", branch="untrained"),
+        AblationRow("relu-loss", "ReLU of the loss's GradCAM", series="sign"),
+        AblationRow("relu-negative", "the same, sign flipped", series="sign"),
+        AblationRow("finesight", "box oracle", series="control", pooling="box"),
+        AblationRow("finesight", "box oracle in GeM", series="control", pooling="box-gem"),
     ),
     figure="bars",
 )
@@ -222,37 +210,30 @@ ABLATIONS: dict[str, Ablation] = {
     "nu": NU,
     "dim": DIM,
     "projections": PROJECTION_CHOICE,
-    "reading": READING,
+    "reading": RATIONALE_VARIANTS,
 }
 
 
-def paper_numbers(row: Row) -> dict[str, dict[str, float]]:
-    """Data set -> metric -> the paper's number, as far as it gives them. Of other images at another size than ours."""
-    found = {data: _numbers(place) for data, place in row.paper.items()}
-    return {data: numbers for data, numbers in found.items() if numbers}
+def paper_numbers(row: AblationRow) -> dict[str, dict[str, float]]:
+    """Return dataset -> metric -> the paper's number, where it has one. Its images are larger than ours."""
+    values = {data: paper_value(place) for data, place in row.paper.items()}
+    numbers = {data: value if isinstance(value, dict) else {"rank1": value} for data, value in values.items()}
+    known = {
+        data: {metric: float(metrics[metric]) for metric in METRICS if metrics.get(metric) is not None}
+        for data, metrics in numbers.items()
+    }
+    return {data: metrics for data, metrics in known.items() if metrics}
 
 
-def paper_columns(rows: Sequence[Row]) -> dict[str, dict[str, float | None]]:
-    """By a row's words: every number of the paper that any of ``rows`` has, None where this one has it not."""
-    found = {row.words: paper_numbers(row) for row in rows}
-    cells = dict.fromkeys((data, metric) for numbers in found.values() for data in numbers for metric in numbers[data])
+def paper_columns(rows: Sequence[AblationRow]) -> dict[str, dict[str, float | None]]:
+    """Return, by a row's label, every number of the paper that any of ``rows`` has; None where this row has none."""
+    numbers = {row.label: paper_numbers(row) for row in rows}
+    cells = dict.fromkeys((data, metric) for own in numbers.values() for data in own for metric in own[data])
     return {
-        words: {paper_column(data, metric): numbers.get(data, {}).get(metric) for data, metric in cells}
-        for words, numbers in found.items()
+        label: {paper_column(data, metric): own.get(data, {}).get(metric) for data, metric in cells}
+        for label, own in numbers.items()
     }
 
 
 def paper_column(data: str, metric: str) -> str:
     return f"paper_{data}_{metric}"
-
-
-def _numbers(place: Place) -> dict[str, float]:
-    here: Any = paper_results()
-    for step in place:
-        known = step in here if isinstance(here, dict) else True
-        if not known:
-            return {}
-        here = here[step]
-    if isinstance(here, dict):
-        return {metric: float(here[metric]) for metric in METRICS if metric in here}
-    return {"rank1": float(here)}

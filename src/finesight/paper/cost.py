@@ -1,4 +1,4 @@
-"""What a bench will take, measured on small steps of the real network before anything long begins."""
+"""What an experiment will take, measured on small steps of the real network before anything long begins."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -28,15 +29,17 @@ from finesight.training.batches import Batch
 from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.module import TrainingModule
 
-PROBE = 8  # images of the small step, steps of the small probe
-FEW = 2  # images of a still smaller step: what both take alike is the head's weights, whatever the batch
+PROBE = 8  # images of the small step, steps of the small linear probe
+FEW = 2  # images of a smaller step: what both take alike does not depend on the batch size
 PROGRAM = 0.8e9  # bytes of the interpreter with its libraries
 CACHED_SHAPE = 4 / 3  # width by height of a usual photo
 CHECKPOINTS = 3  # at most on disk at once: two kept, one being written
 JOINED = 1.5  # a network's features while they are put together, over what they take in the end
 FRACTIONS = (100, 50, 20)  # percent of the labels that probes are fitted with
 GRAM_NUMBER = 20  # bytes a pair of images takes: inner product and factor in float64, coordinates in float32
-BLOCKS = 0.5e9  # bytes of wide features looked at in float64 at a time
+BLOCKS = 0.5e9  # bytes of wide features that are compared in float64 at a time
+
+Timer = Callable[[Callable[[], object]], float]
 
 
 @dataclass(frozen=True)
@@ -76,8 +79,8 @@ class Cost:
         )
 
 
-def together(costs: Sequence[Cost]) -> Cost:
-    """Of parts that are done one after the other; seconds of one training are those of the mean one."""
+def total_cost(costs: Sequence[Cost]) -> Cost:
+    """Return the cost of parts that are done one after the other; seconds of one training are a mean."""
     works = [cost.work for cost in costs]
     trainings, networks, probes = (
         sum(getattr(work, name) for work in works) for name in ("trainings", "networks", "probes")
@@ -93,15 +96,21 @@ def together(costs: Sequence[Cost]) -> Cost:
     )
 
 
-def estimate(config: TrainConfig, source: ImageSource, work: Work, devices: int = 1) -> Cost:
-    """For images of which none is decoded yet, and rows whose features are as wide as the method makes them."""
+def estimate(
+    config: TrainConfig, source: ImageSource, work: Work, devices: int = 1, timer: Timer | None = None
+) -> Cost:
+    """Measure small steps and return the cost of ``work`` on images of which none is decoded yet.
+
+    ``timer`` returns the seconds of a piece of work; by default by the clock.
+    """
+    timer = timer or seconds_of
     images, train_labels = len(source), source.split("train").labels
-    assert train_labels is not None  # the benches' datasets have them
+    assert train_labels is not None  # the paper's datasets have them
     train, classes = len(train_labels), len(np.unique(train_labels))
     per_epoch = max(1, train // config.batch_size)
     module = TrainingModule(config, images=train, steps_per_epoch=per_epoch, classes=classes).to(_device())
-    _step(module)  # the first one also allocates
-    (few_seconds, _), (seconds, saved) = _step(module, FEW), _step(module)
+    small_step(module, PROBE, timer)  # the first one also allocates
+    (few_seconds, _), (seconds, saved) = small_step(module, FEW, timer), small_step(module, PROBE, timer)
     an_image = max(0.0, seconds - few_seconds) / (PROBE - FEW)
     fixed = max(0.0, seconds - PROBE * an_image)
     steps = train // config.batch_size * config.epochs
@@ -111,41 +120,42 @@ def estimate(config: TrainConfig, source: ImageSource, work: Work, devices: int 
     held = config.batch_size / (devices if torch.cuda.is_available() else 1)  # processes share the CPU's memory
     learning = 2 * learned + held * saved / PROBE if work.trainings else 0.0
     sides = {cache_side(config.views.resolution), cache_side(config.encoder_resolution)}
-    looking = _looks(config) * train * _forward(module, config.views.resolution)
+    looking = _looks(config) * train * _forward(module, config.views.resolution, timer)
+    comparing = (images - train) ** 2 * width * _product_seconds(timer) if width > WIDE else 0.0
     return Cost(
         work,
         training=steps * (fixed + config.batch_size * an_image) + looking,
-        scoring=images * _forward(module, config.encoder_resolution) + _searching(width, images - train),
-        probing=_probe(width, train_labels),
-        memory=PROGRAM + weights + max(learning, _features_memory(width, images, train, work.rows)),
+        scoring=images * _forward(module, config.encoder_resolution, timer) + comparing,
+        probing=probe_seconds(width, train_labels, timer),
+        memory=PROGRAM + weights + max(learning, features_memory(width, images, train, work.rows)),
         runs_disk=work.trainings * (CHECKPOINTS + 1) * (weights + learned),
         cache_disk=sum(images * 3 * CACHED_SHAPE * side**2 for side in sides),
     )
 
 
 def feature_width(config: TrainConfig, channels: int) -> int:
-    """Numbers in one image's feature: bilinear pooling has those of every projection."""
+    """Return how many numbers a feature has: bilinear pooling has those of every projection."""
     projections = 0 if config.rationale is None else config.rationale.projections
     return find_pooling(config.pooling).width(channels, projections)
 
 
 def _looks(config: TrainConfig) -> int:
-    """How often all images go through the network to see where crops should be."""
+    """Return how often all images go through the network to find where crops should be."""
     if config.focus.source not in ("energy", "rationale"):
         return 0
     return sum(is_due(config.focus.every_n_epochs, epoch, config.epochs) for epoch in range(config.epochs))
 
 
-def _features_memory(width: int, images: int, train: int, rows: int) -> float:
-    """Of all rows of a network. Wide features are kept in 16 bits and not copied, but compared image by image."""
+def features_memory(width: int, images: int, train: int, rows: int) -> float:
+    """Return the bytes of all rows of a run. Wide features are kept in 16 bits, not copied, and compared by image."""
     if width <= WIDE:
         return JOINED * rows * images * width * 4
     compared = train if _spans(train, width) else 0
     return rows * images * width * 2 + GRAM_NUMBER * compared**2 + BLOCKS
 
 
-def _step(module: TrainingModule, images: int = PROBE) -> tuple[float, float]:
-    """Seconds of a training step on gray images, and the bytes kept for its backward pass."""
+def small_step(module: TrainingModule, images: int, timer: Timer) -> tuple[float, float]:
+    """Return the seconds of a training step on gray images, and the bytes kept for its backward pass."""
     side = cache_side(module.config.views.resolution)
     canvas = torch.full((images, 3, side, side), 128, dtype=torch.uint8, device=_device())
     sizes, zeros = torch.full((images, 2), side), torch.zeros(images, dtype=torch.long, device=_device())
@@ -159,13 +169,13 @@ def _step(module: TrainingModule, images: int = PROBE) -> tuple[float, float]:
         loss, saved = saved_bytes(module, lambda: module.training_step(batch, 0))
         loss.backward()  # type: ignore[no-untyped-call]
 
-    seconds = _seconds(step)
+    seconds = timer(step)
     module.zero_grad()
     return seconds, saved
 
 
 def saved_bytes(module: torch.nn.Module, forward: Callable[[], Tensor]) -> tuple[Tensor, int]:
-    """What ``forward`` gives, and the bytes it keeps for the backward pass beside the module's own."""
+    """Return what ``forward`` returns, and the bytes it keeps for the backward pass beside the module's own."""
     kept: dict[int, int] = {}
 
     def note(tensor: Tensor) -> Tensor:
@@ -179,54 +189,45 @@ def saved_bytes(module: torch.nn.Module, forward: Callable[[], Tensor]) -> tuple
 
 
 @torch.no_grad()
-def _forward(module: TrainingModule, resolution: int) -> float:
-    """Seconds to embed one image, as the encoder does it on a CPU: one at a time."""
+def _forward(module: TrainingModule, resolution: int, timer: Timer) -> float:
+    """Return the seconds to embed one image, as the encoder does it on a CPU: one at a time."""
     backbone = module.objective.backbone.eval()
     image = torch.zeros(1, 3, resolution, resolution, device=_device())
     backbone(image)
-    return min(_seconds(lambda: backbone(image)) for _ in range(3))
+    return min(timer(lambda: backbone(image)) for _ in range(3))
 
 
-def _probe(width: int, labels: NDArray[np.int64]) -> float:
-    """Seconds of a row's linear probes. Where images are fewer, these are fitted in as many dimensions as images."""
+def probe_seconds(width: int, labels: NDArray[np.int64], timer: Timer) -> float:
+    """Return the seconds of a row's linear probes; of few images, they are fitted in as many dimensions as images."""
     classes, total = len(np.unique(labels)), 0.0
+    rates = linear.LEARNING_RATES
     for percent in FRACTIONS:
         images = len(nested_fractions(labels, [percent / 100])[percent / 100])
         spans = _spans(images, width)
-        total += linear.steps_of_one_rate(labels, (percent,)) * _probe_step(images if spans else width, classes)
+        x, y = torch.randn(linear.BATCH, images if spans else width), torch.arange(linear.BATCH) % classes
+        linear.fit(x, y, classes, rates, 1, 0)
+        steps = partial(linear.fit, x, y, classes, rates, PROBE, 0)
+        total += linear.steps_of_one_rate(labels, (percent,)) * timer(steps) / PROBE / len(rates)
         if spans:
             gram, factor, lift = images**2 * width / 2, images**3 / 6, 2 * classes * images * width
-            total += (gram + factor + lift) * _product_seconds()
+            total += (gram + factor + lift) * _product_seconds(timer)
     return total
 
 
 def _spans(images: int, width: int) -> bool:
-    """Whether ``linear_probe`` compares the images with each other first."""
+    """Tell whether ``linear_probe`` compares the images with each other first."""
     return images <= min(linear.ROW_SPACE_IMAGES, width // 2)
 
 
-def _probe_step(width: int, classes: int) -> float:
-    """Seconds of one step with one learning rate."""
-    rates = linear.LEARNING_RATES
-    x, y = torch.randn(linear.BATCH, width), torch.arange(linear.BATCH) % classes
-    linear.fit(x, y, classes, rates, 1, 0)
-    return _seconds(lambda: linear.fit(x, y, classes, rates, PROBE, 0)) / PROBE / len(rates)
-
-
-def _searching(width: int, images: int) -> float:
-    """Seconds to compare all test images with each other: nothing beside the network, unless features are wide."""
-    return images**2 * width * _product_seconds() if width > WIDE else 0.0
-
-
-def _product_seconds() -> float:
-    """Seconds of one multiplication and addition in a matrix product in float64."""
+def _product_seconds(timer: Timer) -> float:
+    """Return the seconds of one multiplication and addition in a matrix product in float64."""
     side = 512
     x = torch.ones(side, side, dtype=torch.float64)
     x @ x
-    return _seconds(lambda: x @ x) / side**3
+    return timer(lambda: x @ x) / side**3
 
 
-def _seconds(work: Callable[[], object]) -> float:
+def seconds_of(work: Callable[[], object]) -> float:
     began = time.monotonic()
     work()
     if torch.cuda.is_available():
@@ -235,27 +236,25 @@ def _seconds(work: Callable[[], object]) -> float:
 
 
 def _device() -> torch.device:
-    """Where training would run."""
     return torch.device("cuda" if torch.cuda.is_available() else "cpu")
 
 
-def refuse_what_does_not_fit(cost: Cost, runs: Path, runtime: RuntimeConfig) -> None:
-    """Said before the start, not by the kernel after an hour."""
+def check_fits(cost: Cost, runs: Path, runtime: RuntimeConfig) -> None:
+    """Raise a ``FineSightError`` if memory or disk are too small, before anything begins."""
     problems = []
     available = available_memory()
     if available is not None and cost.memory > available:
         problems.append(f"it needs {_gib(cost.memory)} of memory and {_gib(available)} are free")
-    for place, need in _disks(cost, runs, runtime.cache_dir or default_cache_dir()).items():
-        free = shutil.disk_usage(place).free
+    for folder, need in _disks(cost, runs, runtime.cache_dir or default_cache_dir()).items():
+        free = shutil.disk_usage(folder).free
         if need > free:
-            problems.append(f"it needs {_gib(need)} of disk and {place} has {_gib(free)} free")
+            problems.append(f"it needs {_gib(need)} of disk and {folder} has {_gib(free)} free")
     if problems:
         raise FineSightError(f"This profile does not fit this machine: {'; '.join(problems)}. Nothing was started.")
 
 
 def _disks(cost: Cost, runs: Path, cache: Path) -> dict[Path, float]:
-    """What each disk must hold, by a folder on it; runs and cache may share one. Images that an earlier start has
-    decoded lie there already, and what is missing is asked for again when they are decoded: see the cache's store."""
+    """Return what each disk must hold, by a folder on it. Images that are decoded already need no more."""
     runs, cache = _existing(runs), _existing(cache)
     decoded = sum(file.stat().st_size for file in cache.glob("v1-side*/*/pixels.bin"))
     images = max(0.0, cost.cache_disk - decoded)
@@ -265,7 +264,7 @@ def _disks(cost: Cost, runs: Path, cache: Path) -> dict[Path, float]:
 
 
 def available_memory() -> float | None:
-    """Bytes that can be taken without swapping; of the GPU where training would run on one."""
+    """Return the bytes that are free without swapping, of the GPU if there is one; None if unknown."""
     if torch.cuda.is_available():
         return float(torch.cuda.mem_get_info()[0])
     with suppress(OSError):
@@ -277,11 +276,9 @@ def available_memory() -> float | None:
     return None
 
 
-def _existing(place: Path) -> Path:
-    place = place.absolute()
-    while not place.exists():
-        place = place.parent
-    return place
+def _existing(folder: Path) -> Path:
+    folder = folder.absolute()
+    return next(place for place in (folder, *folder.parents) if place.exists())
 
 
 def _gib(size: float) -> str:

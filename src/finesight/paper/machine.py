@@ -1,4 +1,4 @@
-"""Where a number was made: machine, commit, time, memory."""
+"""How a number was made: machine, commit, version, time, memory."""
 
 from __future__ import annotations
 
@@ -8,12 +8,13 @@ import resource
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
+
+from finesight.version import __version__
 
 
 @dataclass
@@ -25,25 +26,15 @@ class Usage:
 
 
 class Meter:
-    """Measures from when it is made."""
+    """Measure time and memory from the moment it is made."""
 
     def __init__(self) -> None:
         self.began = time.monotonic()
         _reset_peak()
 
     def usage(self) -> Usage:
-        """So far."""
+        """Return what was used so far."""
         return Usage(time.monotonic() - self.began, _peak() / 2**20)
-
-
-@contextmanager
-def measured() -> Iterator[Usage]:
-    """Fills what it yields when the block ends, however it ends."""
-    usage, meter = Usage(), Meter()
-    try:
-        yield usage
-    finally:
-        vars(usage).update(vars(meter.usage()))
 
 
 def _reset_peak() -> None:
@@ -64,8 +55,13 @@ def _peak() -> float:
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
 
+def provenance() -> dict[str, str]:
+    """Return the commit, version and machine of results that are made from now on."""
+    return {"commit": commit(), "version": __version__, "machine": machine()}
+
+
 def machine() -> str:
-    """In words."""
+    """Describe processor, cores, GPUs, system and torch in one line."""
     gpus = f", {torch.cuda.device_count()} × {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
     return f"{_processor()}, {os.cpu_count()} cores{gpus}, {platform.system()}, torch {torch.__version__}"
 
@@ -79,7 +75,7 @@ def _processor() -> str:
 
 
 def commit() -> str:
-    """Of the source tree FineSight runs from, with a + where it was changed since; empty for an installed package."""
+    """Return the commit of FineSight's source tree, with a + where it was changed; empty for an installed package."""
     here = Path(__file__).resolve().parent
     try:
         head = _git(here, "rev-parse", "HEAD")
@@ -90,6 +86,6 @@ def commit() -> str:
 
 
 def _git(folder: Path, *words: str) -> str:
-    """Without the lock that a look would take from whoever is working in the tree."""
+    """Run git without the lock that it would take from whoever works in the tree."""
     command = ["git", "--no-optional-locks", *words]
     return subprocess.run(command, cwd=folder, capture_output=True, text=True, check=True).stdout.strip()

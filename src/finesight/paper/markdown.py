@@ -1,4 +1,4 @@
-"""The tables of a bench inside a page of the docs, so that none of their numbers is ever typed.
+"""Tables inside a page of the docs, so that nobody types their numbers.
 
 A page marks where they go: ``<!-- bench:cpu-50:scores -->`` … ``<!-- /bench -->``, and the same with ``gains``, or with
 ``table1``, ``table2`` and ``table3`` for the paper's.
@@ -12,9 +12,9 @@ from pathlib import Path
 
 from finesight.errors import FineSightError
 from finesight.io.atomic import write_atomic
-from finesight.paper.results import ResultFiles, Results
-from finesight.paper.table import CURVE, difference_rows, score_rows
-from finesight.paper.tables import TABLES, Found, cells, notes, table_rows
+from finesight.paper.scores import CURVE, difference_rows, score_rows
+from finesight.paper.store import Results, ResultStore
+from finesight.paper.tables import TABLES, DatasetResults, notes, table_cells, table_rows
 
 PARTS = ("scores", "gains")
 BEGIN = re.compile(r"<!-- bench:(?P<name>[^\s>]*) -->")
@@ -22,7 +22,7 @@ END = "<!-- /bench -->"
 
 
 def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
-    """The first column is words, the others numbers."""
+    """Format rows as a table; the first column is text, the others are numbers."""
     if not rows:
         return "(no results yet)"
     heads = list(rows[0])
@@ -31,30 +31,30 @@ def markdown_table(rows: Sequence[Mapping[str, object]]) -> str:
     return "\n".join(f"| {' | '.join(line)} |" for line in lines)
 
 
-def blocks(files: ResultFiles, results: Results, profile: str) -> dict[str, str]:
-    """What goes between the marks of a profile, by their names. The rows of the K curve are drawn, not listed."""
+def bird_blocks(store: ResultStore, results: Results, profile: str) -> dict[str, str]:
+    """Return what goes between the marks of a profile, by their names. Rows of the K curve are drawn, not listed."""
     listed = {name: seeds for name, seeds in results.items() if name not in CURVE.values()}
-    tables = {"scores": score_rows(listed), "gains": difference_rows(files, listed)}
+    tables = {"scores": score_rows(listed), "gains": difference_rows(store, listed)}
     return {f"{profile}:{part}": markdown_table(without_names(tables[part])) for part in PARTS}
 
 
-def paper_blocks(found: Found, profile: str) -> dict[str, str]:
-    """The same of the paper's tables, each with how our numbers in it were made."""
-    made = {}
+def paper_blocks(results: DatasetResults, profile: str) -> dict[str, str]:
+    """Return the same for the paper's tables, each with its footnotes."""
+    blocks = {}
     for name, table in TABLES.items():
-        known = cells(table, found)
-        below = "\n".join(f"- {note}" for note in notes(known)) or "(no results yet)"
-        made[f"{profile}:{name}"] = f"{markdown_table(table_rows(table, known))}\n\n{below}"
-    return made
+        cells = table_cells(table, results)
+        below = "\n".join(f"- {note}" for note in notes(cells)) or "(no results yet)"
+        blocks[f"{profile}:{name}"] = f"{markdown_table(table_rows(table, cells))}\n\n{below}"
+    return blocks
 
 
 def without_names(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """For people: the rows have their words."""
+    """Return rows without the column ``name``: people read their labels."""
     return [{key: cell for key, cell in row.items() if key != "name"} for row in rows]
 
 
-def update(text: str, blocks: Mapping[str, str]) -> str:
-    """``text`` with every marked block of these names rewritten; the others stay as they are."""
+def update_text(text: str, blocks: Mapping[str, str]) -> str:
+    """Return ``text`` with every marked block of these names rewritten; raise a ``FineSightError`` if it has none."""
     pieces, place, found = [], 0, set()
     profiles = {name.partition(":")[0] for name in blocks}
     while (mark := BEGIN.search(text, place)) is not None:
@@ -75,24 +75,24 @@ def update(text: str, blocks: Mapping[str, str]) -> str:
 
 
 def check_page(page: Path, profile: str, parts: Sequence[str] = PARTS) -> None:
-    """Before anything long: is there a block of this profile to update in the end?"""
-    _updated(page, {f"{profile}:{part}": "" for part in parts})
+    """Raise a ``FineSightError`` if a page has no block of this profile: before anything long begins."""
+    _read_and_update(page, {f"{profile}:{part}": "" for part in parts})
 
 
 def update_page(page: Path, blocks: Mapping[str, str]) -> bool:
-    """Rewrite these blocks of a page; False when they said the same already."""
-    before, after = _updated(page, blocks)
+    """Rewrite these blocks of a page; return False if nothing changed."""
+    before, after = _read_and_update(page, blocks)
     if after != before:
         write_atomic(page, after.encode())
     return after != before
 
 
-def _updated(page: Path, blocks: Mapping[str, str]) -> tuple[str, str]:
+def _read_and_update(page: Path, blocks: Mapping[str, str]) -> tuple[str, str]:
     try:
         text = page.read_bytes().decode()
     except (OSError, UnicodeDecodeError) as error:
         raise FineSightError(f"The page {page} cannot be read: {error}") from error
     try:
-        return text, update(text, blocks)
+        return text, update_text(text, blocks)
     except FineSightError as error:
         raise FineSightError(f"{page}: {error}") from error

@@ -1,8 +1,9 @@
-"""Named settings of a bench. Everything a number depends on is in here, or in the seed."""
+"""Profiles: named settings. All that a number depends on is in here, in the variant or in the seed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict
@@ -10,50 +11,42 @@ from pydantic import BaseModel, ConfigDict
 from finesight.errors import FineSightError
 from finesight.methods.base import find_method
 from finesight.methods.moco import MoCo
-from finesight.paper.systems import OTHER_SYSTEMS, PROJECTIONS, System
-from finesight.paper.systems import network as named
+from finesight.paper.rows import BIRD_ROWS, Row, Variant
 from finesight.training.config import TrainConfig, build_config
+from finesight.training.renamed import current_settings
 
 
 class Profile(BaseModel):
-    """Settings for every network of the bench, and more for those that have a rationale to set."""
+    """Settings for every variant, and more for those that have a rationale."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     name: str
-    words: str
+    words: str  # about it, for people
     classes: int | None = None  # the first ones; None: all
     settings: dict[str, Any]
     rationale: dict[str, Any] = {}
     seeds: tuple[int, ...] = (0, 1, 2)
     probed: tuple[str, ...] | None = None  # the rows that get linear probes; None: all that may
 
-    def config(self, network: str, *, data: str, weights: str, seed: int) -> TrainConfig:
-        """The training of a network of the bench."""
-        entry = named(network)
-        assert entry.method is not None
-        own = find_method(entry.method).settings
-        rationale = {key: value for key, value in self.rationale.items() if key not in own} if entry.rationale else {}
-        return build_config(
-            {
-                **fitting(self.settings, entry.method),
-                **({"rationale.study": PROJECTIONS} if entry.study else {}),
-                **rationale,
-                **entry.settings,
-                "data": data,
-                "method": entry.method,
-                "backbone.weights": weights,
-                "limit_classes": self.classes,
-                "seed": seed,
-            }
-        )
+    def config(
+        self, variant: Variant, *, data: str | Path, seed: int, given: Mapping[str, Any] | None = None
+    ) -> TrainConfig:
+        """Return the configuration of a variant. ``given`` settings are above the profile's and below the variant's."""
+        own = {**(given or {}), **variant.settings}
+        method = variant.method or own.get("method", "lcr")
+        entry = find_method(method)
+        ours = entry.rationale and current_settings(own)[0].get("rationale.variant", "finesight") == "finesight"
+        rationale = {key: value for key, value in self.rationale.items() if ours and key not in entry.settings}
+        values = {**settings_for(self.settings, method), **rationale, "limit_classes": self.classes, **own}
+        return build_config({**values, "data": str(data), "method": method, "seed": seed})
 
-    def probes(self, row: str, system: System) -> bool:
-        """Whether a row gets linear probes; those of the paper's tables always do, as these show little else."""
-        return system.probe and (self.probed is None or row in self.probed or row in OTHER_SYSTEMS)
+    def probes(self, name: str, row: Row) -> bool:
+        """Tell whether a row gets linear probes. Rows of the paper's tables always do: the tables show little else."""
+        return row.probe and (self.probed is None or name in self.probed or name not in BIRD_ROWS)
 
     def facts(self, config: TrainConfig, queue: int | None) -> dict[str, Any]:
-        """What a table must say of the setting."""
+        """Return what a table must say of the setting."""
         return {
             "name": self.name,
             "resolution": config.views.resolution,
@@ -72,11 +65,12 @@ class Profile(BaseModel):
         }
 
 
-def fitting(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """A profile speaks of MoCo v2. What of it another objective takes, by one rule that nobody tunes.
+def settings_for(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
+    """Return those of a profile's ``settings``, which are written for MoCo v2, that another method takes.
 
-    Data, views, length, batch and what is frozen are the same for all. Of the objective's own settings it takes those
-    it has (a queue, a twin's momentum). Its authors' optimizer stays, rate and all, where they have another one.
+    Data, views, epochs, batch size and what is frozen are the same for all. Of the objective's own settings a method
+    takes those it has (a queue, an EMA momentum). Its authors' optimizer stays, learning rate included, where they
+    have another one. Nobody tunes this rule.
     """
     kind, fields = find_method(method).find_objective(), TrainConfig.model_fields
     if kind is None or kind is MoCo:
@@ -150,8 +144,8 @@ PROFILES: dict[str, Profile] = {
 }
 
 
-def profile(name: str) -> Profile:
-    """The profile of that name."""
-    if name not in PROFILES:
-        raise FineSightError(f"There is no profile {name!r}. There are: {', '.join(PROFILES)}.")
-    return PROFILES[name]
+def find_profile(name: str, profiles: Mapping[str, Profile] = PROFILES) -> Profile:
+    """Return the profile of that name; raise a ``FineSightError`` that lists them all if there is none."""
+    if name not in profiles:
+        raise FineSightError(f"There is no profile {name!r}. There are: {', '.join(profiles)}.")
+    return profiles[name]

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from functools import cache
 from importlib import resources
 from typing import Any
+
+Place = Sequence[str | int]  # the way to a value: keys of dictionaries, indices of lists
 
 TABLE_1 = "tab:classifiaction_and_retrieval"  # as the paper's source spells it
 TABLE_2 = "tab:comp_4SSL"
@@ -14,14 +17,14 @@ TABLE_3 = "tab:comparison_with_crop_table"
 
 @cache
 def paper_results() -> dict[str, Any]:
-    """All tables: label -> method -> data set -> metric."""
+    """Return all tables: label -> row -> dataset -> metric."""
     text = resources.files("finesight.paper").joinpath("paper_results.json").read_text(encoding="utf-8")
     tables: dict[str, Any] = json.loads(text)
     return tables
 
 
 def paper_row(method: str, dataset: str = "CUB") -> dict[str, Any]:
-    """``retrieval`` and ``linear`` of a method as far as the paper gives them, in the form of our results."""
+    """Return ``retrieval`` and ``linear`` of a row of the paper, where it has them, in the form of our results."""
     tables = paper_results()
     if full := tables[TABLE_1].get(method, {}).get(dataset):
         return {"retrieval": full["retrieval"], "linear": full["classification"]}
@@ -35,9 +38,16 @@ def paper_row(method: str, dataset: str = "CUB") -> dict[str, Any]:
     return row
 
 
-def paper_value(label: str, row: str, path: tuple[str, ...]) -> float | str | None:
-    """A printed cell: a number, or the word "collapse"; None where the paper has nothing."""
-    here: Any = paper_results()[label].get(row, {})
-    for key in path:
-        here = here.get(key) if isinstance(here, dict) else None
-    return None if isinstance(here, dict) else here
+def paper_value(place: Place) -> Any:
+    """Return what the paper has at ``place``: a number, the word "collapse" or a table; None where it has nothing."""
+    return look_up(paper_results(), place)
+
+
+def look_up(tree: Any, place: Place) -> Any:
+    """Return the value at the end of a way through dictionaries and lists; None where the way ends early."""
+    for key in place:
+        if isinstance(tree, list) and isinstance(key, int):
+            tree = tree[key]
+        else:
+            tree = tree.get(key) if isinstance(tree, dict) else None
+    return tree

@@ -9,30 +9,32 @@ from typing import Any
 
 import numpy as np
 
-from finesight.paper.marks import Setting, setting_of
-from finesight.paper.published import TABLE_1, TABLE_2, TABLE_3, paper_value
-from finesight.paper.results import Results
-from finesight.paper.systems import ALL_SYSTEMS, System
-from finesight.paper.table_datasets import DATASETS, PaperDataset
+from finesight.io.console import format_count
+from finesight.paper.datasets import DATASETS, PaperDataset
+from finesight.paper.footnotes import Footnote, make_footnote
+from finesight.paper.published import TABLE_1, TABLE_2, TABLE_3, look_up, paper_value
+from finesight.paper.scores import mean_and_std
+from finesight.paper.selection import find_row
+from finesight.paper.store import Results
 
 EMPTY = "–"
 COLLAPSE = "collapse"
 BATCHES = {"bs32": "32", "bs128": "128"}  # the paper's two, in its Table 2
 PERCENTS = ("100", "50", "20")
 
-Found = Mapping[str, Results]  # kind of dataset -> its results
+DatasetResults = Mapping[str, Results]  # kind of dataset -> its results
 
 
 @dataclass(frozen=True)
 class Column:
-    """A metric: where our results have it, and each of the paper's numbers that stand beside it."""
+    """A metric: where our results have it, and the paper's numbers that stand beside it."""
 
     key: str
     words: str
     ours: tuple[str, ...]
     paper: dict[str, tuple[str, ...]]  # name -> keys in the paper's row, {} being the dataset's column
     unit: float = 1.0  # ours are divided by it
-    shared: bool = True  # does it hold for a network that another's training gave?
+    shared: bool = True  # whether it holds for a variant that another's training gave
 
 
 @dataclass(frozen=True)
@@ -43,12 +45,8 @@ class PaperTable:
     title: str
     label: str
     head: str  # what the parts of a cell are
-    rows: dict[str, str]  # our system -> the paper's row
+    rows: dict[str, str]  # our row -> the paper's
     columns: tuple[Column, ...]
-
-    @property
-    def systems(self) -> dict[str, System]:
-        return {name: ALL_SYSTEMS[name] for name in self.rows}
 
 
 def _linear(percent: str, top: str) -> Column:
@@ -123,137 +121,108 @@ TABLES: dict[str, PaperTable] = {
 
 
 @dataclass(frozen=True)
-class Score:
-    """Mean and sample deviation over seeds."""
-
-    mean: float
-    sd: float | None
-    n: int
-
-    def words(self) -> str:
-        return f"{self.mean:.2f}" + ("" if self.sd is None else f" ± {self.sd:.2f}")
-
-
-@dataclass(frozen=True)
 class Cell:
     """A row of a table on one dataset."""
 
     dataset: PaperDataset
-    system: str
-    row: str
-    paper: dict[str, dict[str, float | str | None]]  # column -> which of the paper's -> number
-    scores: dict[str, Score | None]  # column -> ours
-    setting: Setting | None  # None: not run
+    name: str  # of our row
+    row: str  # the paper's
+    paper: dict[str, dict[str, float | str | None]]  # column -> which of the paper's numbers -> number
+    numbers: dict[str, list[float]]  # column -> ours, of every seed that has it
+    footnote: Footnote | None  # None: not run
     collapsed: int = 0  # seeds
 
     def as_json(self) -> dict[str, Any]:
-        paper = {key: found[""] if found.keys() == {""} else found for key, found in self.paper.items()}
-        ours = None
-        if self.setting is not None:
-            scores = {key: None if score is None else vars(score) for key, score in self.scores.items()}
-            ours = scores | {"collapsed": self.collapsed, "setting": self.setting.as_json()}
+        paper = {key: numbers[""] if numbers.keys() == {""} else numbers for key, numbers in self.paper.items()}
+        ours: dict[str, Any] | None = None
+        if self.footnote is not None:
+            scores = {key: summarize(numbers) for key, numbers in self.numbers.items()}
+            ours = {**scores, "collapsed": self.collapsed, "setting": self.footnote.as_json()}
         return {"row": self.row, "paper": paper, "ours": ours}
 
 
-def cells(
-    table: PaperTable, found: Found, systems: Sequence[str] = (), seeds: Sequence[int] | None = None
+def summarize(numbers: Sequence[float]) -> dict[str, Any] | None:
+    """Return mean, sample deviation and number of seeds; None without any."""
+    if not numbers:
+        return None
+    sd = float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None
+    return {"mean": float(np.mean(numbers)), "sd": sd, "n": len(numbers)}
+
+
+def table_cells(
+    table: PaperTable, results: DatasetResults, names: Sequence[str] = (), seeds: Sequence[int] | None = None
 ) -> list[Cell]:
-    """Every row of the table on every dataset, or those of ``systems`` by ``seeds``."""
-    return [
-        _cell(table, dataset, name, _chosen(found.get(kind, {}).get(name, {}), seeds))
-        for kind, dataset in DATASETS.items()
-        for name in table.rows
-        if not systems or name in systems
-    ]
+    """Return every row of the table, or those of ``names``, on every dataset by ``seeds``."""
+    rows = table.rows | {name: find_row(name).paper or name for name in names if name not in table.rows}
+    cells = []
+    for kind, dataset in DATASETS.items():
+        for name, row in rows.items():
+            if not names or name in names:
+                known = results.get(kind, {}).get(name, {})
+                chosen = [known[seed] for seed in sorted(known) if seeds is None or seed in seeds]
+                cells.append(_cell(table, dataset, name, row, chosen))
+    return cells
 
 
-def _chosen(results: Mapping[int, dict[str, Any]], seeds: Sequence[int] | None) -> list[dict[str, Any]]:
-    return [results[seed] for seed in sorted(results) if seeds is None or seed in seeds]
-
-
-def _cell(table: PaperTable, dataset: PaperDataset, system: str, results: Sequence[dict[str, Any]]) -> Cell:
-    paper = {
-        column.key: {
-            name: paper_value(table.label, table.rows[system], tuple(key.replace("{}", dataset.column) for key in path))
-            for name, path in column.paper.items()
-        }
-        for column in table.columns
-    }
+def _cell(table: PaperTable, dataset: PaperDataset, name: str, row: str, results: Sequence[dict[str, Any]]) -> Cell:
     return Cell(
         dataset=dataset,
-        system=system,
-        row=table.rows[system],
-        paper={key: _without_gaps(found) for key, found in paper.items()},
-        scores={column.key: _score(column, results) for column in table.columns},
-        setting=setting_of(dataset, system, results) if results else None,
+        name=name,
+        row=row,
+        paper={column.key: _paper_numbers(table.label, row, column, dataset) for column in table.columns},
+        numbers={column.key: _numbers(column, results) for column in table.columns},
+        footnote=make_footnote(dataset, name, results) if results else None,
         collapsed=sum(bool((result.get("health") or {}).get("collapsed")) for result in results),
     )
 
 
-def _without_gaps(found: dict[str, float | str | None]) -> dict[str, float | str | None]:
-    """Only the forms of a number that a row has; a row that has none of them keeps the first as a gap."""
-    known = {name for name, value in found.items() if value is not None} or {next(iter(found))}
-    return {name: value for name, value in found.items() if name in known}
+def _paper_numbers(label: str, row: str, column: Column, dataset: PaperDataset) -> dict[str, float | str | None]:
+    """Return the forms of a number that the paper's row has; the first as a gap where it has none."""
+    numbers = {}
+    for name, path in column.paper.items():
+        value = paper_value([label, row, *(key.replace("{}", dataset.column) for key in path)])
+        numbers[name] = None if isinstance(value, dict) else value
+    known = {name: value for name, value in numbers.items() if value is not None}
+    return known or {next(iter(numbers)): None}
 
 
-def _score(column: Column, results: Sequence[dict[str, Any]]) -> Score | None:
-    numbers = []
-    for result in results:
-        if not column.shared and not _own_training(result):
-            continue
-        here: Any = result
-        for key in column.ours:
-            here = here.get(key) if isinstance(here, dict) else None
-        if here is not None:
-            numbers.append(float(here) / column.unit)
-    if not numbers:
-        return None
-    return Score(float(np.mean(numbers)), float(np.std(numbers, ddof=1)) if len(numbers) > 1 else None, len(numbers))
+def _numbers(column: Column, results: Sequence[dict[str, Any]]) -> list[float]:
+    used = [result for result in results if column.shared or _own_training(result)]
+    values = (look_up(result, column.ours) for result in used)
+    return [float(value) / column.unit for value in values if value is not None]
 
 
 def _own_training(result: Mapping[str, Any]) -> bool:
-    """What a training took is not known of a network that another's gave, nor of one that nothing trained."""
+    """Tell whether the time of a training is known: not of a variant that another's gave, or that nothing trained."""
     return result["trained_as"] == result["network"] and bool(result["seconds"])
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
 
 
-def marks(found: Sequence[Cell]) -> dict[str, Setting]:
-    """A letter for every setting: what was made alike has the same, with all its seeds, dates and machines."""
-    settings: dict[Any, Setting] = {}
-    for cell in found:
-        if cell.setting is not None:
-            before = settings.get(cell.setting.key)
-            settings[cell.setting.key] = cell.setting if before is None else before.joined(cell.setting)
-    return dict(zip(_letters(len(settings)), settings.values(), strict=True))
+def footnotes(cells: Sequence[Cell]) -> dict[str, Footnote]:
+    """Return a letter for every setting; rows made alike share one, with all their seeds, dates and machines."""
+    notes: dict[Any, Footnote] = {}
+    for cell in cells:
+        if (note := cell.footnote) is not None:
+            notes[note.key] = notes[note.key].join(note) if note.key in notes else note
+    letters = [a + b for a in ("", *string.ascii_lowercase) for b in string.ascii_lowercase]  # a … z, aa, ab …
+    return dict(zip(letters, notes.values(), strict=False))
 
 
-def _letters(count: int) -> list[str]:
-    """a … z, aa, ab …"""
-    singles = list(string.ascii_lowercase)
-    return (singles + [a + b for a in singles for b in singles])[:count]
-
-
-def table_rows(table: PaperTable, found: Sequence[Cell]) -> list[dict[str, str]]:
-    """One a dataset and row: every cell the paper's and ours, the last column who made ours."""
-    letters = {setting.key: letter for letter, setting in marks(found).items()}
-    rows = []
-    for cell in found:
-        row = {"": f"{cell.dataset.column}: {cell.row}", "ours is": cell.system}
-        row |= {column.words: _text(cell, column.key) for column in table.columns}
-        if cell.setting is None:
-            row["made"] = EMPTY
-        else:
-            row["made"] = f"({letters[cell.setting.key]}) {_count(cell.setting)}".rstrip()
-        rows.append(row)
-    return rows
-
-
-def _count(setting: Setting) -> str:
-    """Of the seeds; a network that nothing trained has none."""
-    count = len(setting.seeds)
-    return ("1 seed" if count == 1 else f"{count} seeds") if setting.trained else ""
+def table_rows(table: PaperTable, cells: Sequence[Cell]) -> list[dict[str, str]]:
+    """Return a line for every dataset and row: in every cell the paper's number and ours, in the last the footnote."""
+    letters = {note.key: letter for letter, note in footnotes(cells).items()}
+    lines = []
+    for cell in cells:
+        line = {"": f"{cell.dataset.column}: {cell.row}", "ours is": cell.name}
+        line |= {column.words: _text(cell, column.key) for column in table.columns}
+        line["made"] = EMPTY
+        if (note := cell.footnote) is not None:
+            seeds = format_count(len(note.seeds), "seed") if note.trained else ""
+            line["made"] = f"({letters[note.key]}) {seeds}".rstrip()
+        lines.append(line)
+    return lines
 
 
 def _text(cell: Cell, column: str) -> str:
@@ -266,25 +235,23 @@ def _printed(value: float | str) -> str:
 
 
 def _ours(cell: Cell, column: str) -> str:
-    """A run that collapsed says so, with what was measured of it."""
-    score = cell.scores[column]
-    if score is None:
-        return EMPTY
-    if not cell.collapsed or cell.setting is None or column in ("hours", "memory"):
-        return score.words()
-    seeds = len(cell.setting.seeds)
+    """Format our number; after a collapse, say so beside what was measured."""
+    text = mean_and_std(cell.numbers[column])
+    if not cell.numbers[column] or not cell.collapsed or cell.footnote is None or column in ("hours", "memory"):
+        return text
+    seeds = len(cell.footnote.seeds)
     which = "" if cell.collapsed == seeds else f", {cell.collapsed} of {seeds} seeds"
-    return f"{COLLAPSE}{which} ({score.words()})"
+    return f"{COLLAPSE}{which} ({text})"
 
 
-def notes(found: Sequence[Cell]) -> list[str]:
-    """What stands below a table: of every mark, how its numbers were made and what that leaves to compare."""
-    return [f"({letter}) {setting.words()}" for letter, setting in marks(found).items()]
+def notes(cells: Sequence[Cell]) -> list[str]:
+    """Return what stands below a table: of every footnote, how its numbers were made and what not to compare."""
+    return [f"({letter}) {note.words()}" for letter, note in footnotes(cells).items()]
 
 
-def as_json(table: PaperTable, profile: str, found: Sequence[Cell]) -> dict[str, Any]:
-    """rows -> dataset -> the paper's numbers and ours."""
+def as_json(table: PaperTable, profile: str, cells: Sequence[Cell]) -> dict[str, Any]:
+    """Return rows -> dataset -> the paper's numbers and ours."""
     rows: dict[str, dict[str, Any]] = {}
-    for cell in found:
-        rows.setdefault(cell.system, {})[cell.dataset.column] = cell.as_json()
+    for cell in cells:
+        rows.setdefault(cell.name, {})[cell.dataset.column] = cell.as_json()
     return {"table": table.name, "profile": profile, "rows": rows}

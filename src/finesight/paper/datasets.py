@@ -1,4 +1,4 @@
-"""The three datasets of the paper's tables: how each is recognized, and where what is known of it lies."""
+"""The three datasets of the paper's tables."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PaperDataset:
     kind: str  # of its source
     column: str  # in the paper's tables
     name: str
-    runs: str
+    runs: str  # folder of its runs
 
     @property
     def folder(self) -> str:
@@ -28,7 +28,7 @@ class PaperDataset:
 
     @property
     def classes(self) -> int:
-        """How many classes the published dataset has."""
+        """The number of classes, as published."""
         counts = official_counts(self.kind)
         return 0 if counts is None else counts.classes
 
@@ -44,29 +44,29 @@ DATASETS = {
 }
 
 
-def opened(dataset: PaperDataset, data: Path) -> ImageSource:
-    """Its images, or an error that says what was found instead."""
+def open_dataset(dataset: PaperDataset, data: Path) -> ImageSource:
+    """Return its images; raise a ``FineSightError`` that says what is there if it is another dataset."""
     source = open_source(data)
     if source.kind != dataset.kind:
         raise FineSightError(f"The bench needs {dataset.folder} in its official layout; this is {source.describe()}")
     return source
 
 
-def recognized(data: Sequence[str]) -> dict[str, Path]:
-    """Which of the datasets each of these is: kind -> where it lies."""
-    found: dict[str, Path] = {}
+def recognize_datasets(data: Sequence[str]) -> dict[str, Path]:
+    """Return which dataset each of ``data`` is: kind -> its folder."""
+    folders: dict[str, Path] = {}
     for text in data:
         source = open_source(text)
         if source.kind not in DATASETS:
             names = ", ".join(dataset.name for dataset in DATASETS.values())
             raise FineSightError(f"The paper's tables are of {names}; --data {text} is {source.describe()}")
-        if source.kind in found:
-            raise FineSightError(f"--data gives {DATASETS[source.kind].name} twice: {found[source.kind]} and {text}.")
-        found[source.kind] = _place(text, source)
-    return found
+        if source.kind in folders:
+            raise FineSightError(f"--data gives {DATASETS[source.kind].name} twice: {folders[source.kind]} and {text}.")
+        folders[source.kind] = _folder(text, source)
+    return folders
 
 
-def _place(text: str, source: ImageSource) -> Path:
-    """``cars:FOLDER`` without its kind, where the folder says as much: settings and commands have it shorter then."""
+def _folder(text: str, source: ImageSource) -> Path:
+    """Return ``cars:FOLDER`` without its kind where the folder is recognized alone: commands are shorter."""
     named, plain = split_named_path(text)
     return Path(plain if named is not None and open_source(plain).kind == source.kind else text)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import multiprocessing
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,7 @@ import pytest
 from finesight.errors import FineSightError
 from finesight.evaluation.retrieval import RetrievalScores
 from finesight.io.atomic import write_atomic
-from finesight.paper import results as module
-from finesight.paper.results import REQUIRED, ResultFiles
+from finesight.paper.store import REQUIRED, ResultStore, require_same_settings, settings_diff
 
 
 def queries(count: int = 5) -> RetrievalScores:
@@ -28,11 +26,11 @@ def result(system: str = "lcr", seed: int = 0) -> dict[str, Any]:
 
 
 @pytest.fixture
-def files(tmp_path: Path) -> ResultFiles:
-    return ResultFiles(tmp_path / "results")
+def files(tmp_path: Path) -> ResultStore:
+    return ResultStore(tmp_path / "results")
 
 
-def test_what_was_written_is_read(files: ResultFiles) -> None:
+def test_what_was_written_is_read(files: ResultStore) -> None:
     assert files.read() == {}
     for system, seed in (("lcr", 0), ("lcr", 12), ("lcr-k1", 0)):
         files.write(system, seed, result(system, seed), queries())
@@ -43,7 +41,7 @@ def test_what_was_written_is_read(files: ResultFiles) -> None:
     np.testing.assert_allclose(found["mAP"], queries().per_query["mAP"], rtol=1e-6)
 
 
-def test_a_write_that_fails_leaves_what_was_there(files: ResultFiles, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_write_that_fails_leaves_what_was_there(files: ResultStore, monkeypatch: pytest.MonkeyPatch) -> None:
     files.write("lcr", 0, result(), queries())
     before = files.file("lcr", 0).read_bytes()
 
@@ -58,29 +56,12 @@ def test_a_write_that_fails_leaves_what_was_there(files: ResultFiles, monkeypatc
     assert list(files.read()) == ["lcr"], "what is left of the write is no result"
 
 
-def test_the_queries_come_first(files: ResultFiles, monkeypatch: pytest.MonkeyPatch) -> None:
-    written = []
-    monkeypatch.setattr(module, "put", lambda file, _: written.append(file.name))
-    files.write("lcr", 0, result(), queries())
-    assert written == ["lcr-seed0.npz", "lcr-seed0.json"]
-
-
-def _write_often(file: Path, letter: str) -> None:
-    for _ in range(200):
-        write_atomic(file, letter.encode() * 100_000)
-
-
-def test_two_writers_of_one_file(tmp_path: Path) -> None:
-    file = tmp_path / "file"
-    context = multiprocessing.get_context("fork")
-    writers = [context.Process(target=_write_often, args=(file, letter)) for letter in "ab"]
-    for writer in writers:
-        writer.start()
-    while any(writer.is_alive() for writer in writers):
-        if file.exists():
-            assert file.read_bytes() in (b"a" * 100_000, b"b" * 100_000)
-    assert [writer.exitcode for writer in writers] == [0, 0]
-    assert [path.name for path in tmp_path.iterdir()] == ["file"]
+def test_the_queries_come_first(files: ResultStore) -> None:
+    """A result without its queries would count as done."""
+    files.queries("lcr", 0).mkdir(parents=True)  # they cannot be written
+    with pytest.raises(OSError, match="directory"):
+        files.write("lcr", 0, result(), queries())
+    assert files.read() == {}
 
 
 @pytest.mark.parametrize(
@@ -97,15 +78,15 @@ def test_two_writers_of_one_file(tmp_path: Path) -> None:
         (json.dumps(result() | {"seed": "x"}).encode(), "is that of 'lcr', seed 'x'"),
     ],
 )
-def test_a_damaged_result_is_named(files: ResultFiles, content: bytes, words: str) -> None:
+def test_a_damaged_result_is_named(files: ResultStore, content: bytes, words: str) -> None:
     files.write("frozen", 0, result("frozen"), queries())
     files.file("lcr", 0).write_bytes(content)
     with pytest.raises(FineSightError, match=f"lcr-seed0.json {words}"):
         files.read()
 
 
-@pytest.mark.parametrize("key", REQUIRED)
-def test_a_missing_key_is_named(files: ResultFiles, key: str) -> None:
+@pytest.mark.parametrize("key", ["dataset", "settings", "commit"])
+def test_a_missing_key_is_named(files: ResultStore, key: str) -> None:
     whole = result()
     del whole[key]
     write_atomic(files.file("lcr", 0), json.dumps(whole).encode())
@@ -114,7 +95,7 @@ def test_a_missing_key_is_named(files: ResultFiles, key: str) -> None:
 
 
 @pytest.mark.parametrize("content", [None, b"", b"PK\x03\x04 and no more"])
-def test_damaged_queries_are_named(files: ResultFiles, content: bytes | None) -> None:
+def test_damaged_queries_are_named(files: ResultStore, content: bytes | None) -> None:
     files.write("lcr", 0, result(), queries())
     file = files.queries("lcr", 0)
     if content is None:
@@ -125,8 +106,20 @@ def test_damaged_queries_are_named(files: ResultFiles, content: bytes | None) ->
         files.per_query("lcr", 0)
 
 
-def test_queries_without_a_metric_are_named(files: ResultFiles) -> None:
+def test_queries_without_a_metric_are_named(files: ResultStore) -> None:
     files.write("lcr", 0, result(), queries())
     np.savez(files.queries("lcr", 0), hit1=np.ones(3))
     with pytest.raises(FineSightError, match="hit5"):
         files.per_query("lcr", 0)
+
+
+# --- settings ---------------------------------------------------------------------------------------------------------
+
+
+def test_settings_that_both_have_are_compared_under_their_present_names() -> None:
+    assert settings_diff({"old": 1, "both": 2}, {"new": 3, "both": 2}) == []
+    assert settings_diff({"batch": 8, "views.grey": 0.2}, {"batch_size": 8, "views.gray": 0.2}) == []
+    assert settings_diff({"batch": 8}, {"batch_size": 16}) == ["batch_size: 8 then, 16 now"]
+    require_same_settings("It", {"epochs": 1}, {"epochs": 1}, "")
+    with pytest.raises(FineSightError, match=r"^It has other settings:\n  epochs: 1 then, 2 now\nDelete it\.$"):
+        require_same_settings("It", {"epochs": 1}, {"epochs": 2}, "Delete it.")

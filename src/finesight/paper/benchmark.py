@@ -1,0 +1,195 @@
+"""The experiment of ``bench birds`` and of the paper's tables: rows on one dataset by one profile."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar
+
+import torch
+
+from finesight import api
+from finesight.data.sources import ImageSource
+from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
+from finesight.features.encoder import Encoder
+from finesight.io.console import console
+from finesight.methods.base import DatasetInfo
+from finesight.methods.moco import queue_size
+from finesight.paper.cost import Cost, Work, check_fits, estimate, total_cost
+from finesight.paper.datasets import CUB, PaperDataset, open_dataset
+from finesight.paper.experiment import Experiment, Plan, Run, Write, branch_is_detached
+from finesight.paper.machine import Meter, Usage
+from finesight.paper.rows import BIRD_ROWS, VARIANTS, Row, Variant
+from finesight.paper.runs import embedding_health, is_finished, training_usage
+from finesight.paper.selection import is_frozen
+from finesight.training.config import TrainConfig
+from finesight.training.run_folder import RunFolder
+from finesight.training.train import hold_out
+
+FROZEN_SEED = 0  # the only seed of a variant that nothing is trained for
+ALIKE = {row.variant for row in BIRD_ROWS.values()}  # variants that cost what LCR does
+
+
+@dataclass(frozen=True, kw_only=True)
+class Benchmark(Experiment):
+    """Rows on one of the paper's datasets; every row and seed has a result of its own."""
+
+    store_option: ClassVar[str] = "--results"
+    runs_option: ClassVar[str] = "--runs"
+    weights: str
+    dataset: PaperDataset = CUB
+    rows: Mapping[str, Row] = field(default_factory=lambda: BIRD_ROWS)
+    variants: Mapping[str, Variant] = field(default_factory=lambda: VARIANTS)
+
+    @property
+    def results(self) -> dict[str, str]:
+        return {name: row.variant for name, row in self.rows.items()}
+
+    def config(self, variant: str, seed: int) -> TrainConfig:
+        """Return the configuration of a training; a frozen variant sees the images as MoCo v2 does."""
+        entry = Variant("moco-v2") if is_frozen(variant) else self.variants.get(variant) or Variant(variant)
+        return self.profile.config(entry, data=self.data, seed=seed, given={"backbone.weights": self.weights})
+
+    def settings(self, variant: str) -> dict[str, Any]:
+        known = super().settings(variant) | {"data": self.dataset.folder}
+        if not is_frozen(variant):
+            return known
+        used = {key: value for key, value in known.items() if key.startswith("backbone.") or key == "limit_classes"}
+        return used | {"resolution": self.config(variant, 0).encoder_resolution}
+
+    def run(self, variant: str, seed: int) -> Run | None:
+        """Return the training that gives a variant.
+
+        Where nothing of LCR's branch reaches the encoder, that encoder is MoCo v2's to the last bit: one training
+        gives both. A frozen variant is scored once, as seed 0.
+        """
+        if is_frozen(variant) and seed != FROZEN_SEED:
+            return None
+        return Run("lcr" if variant == "moco-v2" and self._lcr_trains_moco() else variant, seed)
+
+    def folder(self, run: Run) -> RunFolder:
+        return RunFolder(self.runs / self.profile.name / f"{run.variant}-seed{run.seed}")
+
+    def encoder(self, run: Run) -> Encoder:
+        if not is_frozen(run.variant):
+            return super().encoder(run)
+        config = self.config(*run)
+        with torch.random.fork_rng(devices=()):
+            torch.manual_seed(run.seed)  # random weights are the same every time
+            return api.frozen(config.backbone, config.encoder_resolution)
+
+    def source(self) -> ImageSource:
+        return open_dataset(self.dataset, self.data)
+
+    def limited_source(self) -> ImageSource:
+        """Return the images of the profile's classes."""
+        source, classes = self.source(), self.profile.classes
+        return source if classes is None else source.first_classes(classes)
+
+    def is_complete(self, name: str, seed: int, result: Mapping[str, Any]) -> bool:
+        return self.store.queries(name, seed).exists()
+
+    def score(self, run: Run, names: Sequence[str], source: ImageSource, write: Write) -> None:
+        """Score all rows of a run in one pass over the images."""
+        encoder, trained = self.encoder(run), Usage() if is_frozen(run.variant) else training_usage(self.folder(run))
+        meter = Meter()
+
+        def write_rows(evaluation: Evaluation) -> None:
+            cost = _cost(trained, meter.usage())
+            for name in names:
+                if self.rows[name].pooling == evaluation.pooling:
+                    write(name, self._result(name, run, evaluation) | cost, evaluation.queries)
+
+        evaluate_poolings(
+            encoder,
+            source,
+            list(dict.fromkeys(self.rows[name].pooling for name in names)),
+            probed=self._probed(names),
+            limit_classes=self.profile.classes,
+            cache_dir=self.runtime.cache_dir,
+            workers=self.runtime.workers,
+            progress=self.runtime.progress,
+            on_result=write_rows,
+        )
+
+    def work(self, plan: Plan) -> Work:
+        """Count what ``plan`` has to train, embed and probe."""
+        untrained = [run for run in plan if not is_frozen(run.variant) and not is_finished(self.folder(run))]
+        return Work(
+            trainings=len(untrained),
+            networks=len(plan),
+            probes=sum(len(self._probed(names)) for names in plan.values()),
+            rows=max((len(names) for names in plan.values()), default=0),
+        )
+
+    def estimate(self, plan: Plan) -> Cost:
+        """Measure small steps of the real networks, print what ``plan`` will take, and refuse what cannot fit."""
+        source, costs = self.limited_source(), {}
+        parts: dict[str, Plan] = {}  # runs that cost alike
+        for run, names in plan.items():
+            parts.setdefault("lcr" if run.variant in ALIKE else run.variant, {})[run] = names
+        for variant, part in parts.items():
+            costs[variant] = estimate(self.config(variant, 0), source, self.work(part), self.runtime.devices)
+            if len(parts) > 1:
+                console.print(f"{variant}: {costs[variant].words()}")
+        cost = total_cost(list(costs.values()))
+        console.print(cost.words())
+        check_fits(cost, self.runs, self.runtime)
+        return cost
+
+    def _lcr_trains_moco(self) -> bool:
+        lcr, moco = self.config("lcr", 0), self.config("moco-v2", 0)
+        if lcr.rationale is None or lcr.model_copy(update={"method": moco.method, "rationale": None}) != moco:
+            return False
+        return branch_is_detached(lcr) and lcr.rationale.lam == 1
+
+    def _probed(self, names: Sequence[str]) -> list[str]:
+        """Return the poolings to fit linear probes to; rows that share a pooling share its probes."""
+        probed = [name for name in names if self.profile.probes(name, self.rows[name])]
+        return list(dict.fromkeys(self.rows[name].pooling for name in probed))
+
+    def _result(self, name: str, run: Run, evaluation: Evaluation) -> dict[str, Any]:
+        row, scores = self.rows[name], evaluation.scores
+        config = self.config(row.variant, run.seed)
+        images = {split: scores["setting"][f"{split}_images"] for split in ("train", "test")}
+        return {
+            "dataset": self.dataset.name,
+            "classes": self.profile.classes or len(evaluation.cache.source.classes),
+            "method": name,
+            "network": row.variant,
+            "trained_as": run.variant,
+            "pooling": row.pooling,
+            "seed": run.seed,
+            "profile": self.profile.facts(config, _queue(config, images["train"])),
+            "settings": self.settings(row.variant),
+            "retrieval": scores["retrieval"],
+            "linear": scores.get("linear"),
+            "localization": scores.get("localization"),
+            "images": images,
+            "health": None if is_frozen(row.variant) else embedding_health(self.folder(run)),
+            "command": self._command(name, run.seed),
+        }
+
+    def _command(self, name: str, seed: int) -> str:
+        """Return the command that makes a row again; paths by their last part, as they differ between machines."""
+        words = ["finesight", "bench", self.command, "--profile", self.profile.name, "--methods", name]
+        places = ["--data", self.data.absolute().name, "--weights", Path(self.weights).name]
+        return shlex.join([*words, "--seeds", str(seed), *places])
+
+
+def _queue(config: TrainConfig, images: int) -> int | None:
+    """Return the size of the queue; None for an objective that has none."""
+    size = getattr(config.objective, "queue", None)
+    data = DatasetInfo(len(hold_out(images, config)[0]), config.batch_size)
+    return None if size is None else queue_size(size, data)
+
+
+def _cost(trained: Usage | None, scored: Usage) -> dict[str, Any]:
+    """Return seconds of training (None if not measured), of scoring until this row was known, and the peak memory."""
+    return {
+        "seconds": None if trained is None else round(trained.seconds, 1),
+        "evaluation_seconds": round(scored.seconds, 1),
+        "peak_memory_mb": round(max((trained or Usage()).peak_memory_mb, scored.peak_memory_mb)),
+    }

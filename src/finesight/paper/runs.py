@@ -1,0 +1,148 @@
+"""Trainings of an experiment: each is trained once into a run folder, continued when cut off, and then loaded."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from finesight.data.named_path import split_named_path
+from finesight.errors import FineSightError, Interrupted
+from finesight.features.encoder import Encoder
+from finesight.io.atomic import write_atomic
+from finesight.paper.machine import Meter, Usage
+from finesight.paper.rows import UNTRAINED
+from finesight.report.train import train_and_report
+from finesight.training.config import RuntimeConfig, TrainConfig, flat, write_yaml
+from finesight.training.health import collapse_warning
+from finesight.training.metrics_log import read_metrics
+from finesight.training.run_folder import RunFolder
+from finesight.training.save_encoder import load_studied_branches
+from finesight.training.train import train
+
+ELSEWHERE = ("data", "backbone.weights")  # files: they lie elsewhere on another machine
+HEALTH = ("embedding_spread", "effective_rank")
+
+
+def comparable_settings(config: TrainConfig) -> dict[str, Any]:
+    """Return all settings that a training depends on but its seed; files by the last part of their path."""
+    values = {key: value for key, value in flat(config).items() if key != "seed"}
+    places = values | {"data": split_named_path(values["data"])[1]}  # cub:PATH is the same data as PATH
+    return values | {key: Path(places[key]).name for key in ELSEWHERE}
+
+
+def is_finished(run: RunFolder) -> bool:
+    return (run.encoder / "encoder.json").exists()
+
+
+def is_begun(run: RunFolder) -> bool:
+    """Tell whether anything was learned in it: before that its settings may change."""
+    return is_finished(run) or run.metrics_file.exists()
+
+
+def load_or_train(run: RunFolder, config: TrainConfig, runtime: RuntimeConfig, *, report: bool = True) -> Encoder:
+    """Return the encoder of a run with all its branches: LCR's own, those studied beside it and a fresh one.
+
+    Trains it first unless it is finished; a training that was cut off continues.
+    """
+    if not is_finished(run):
+        _train(run, config, runtime, report=report)
+    encoder = Encoder.load(run.root)
+    if encoder.branch is None:
+        return encoder
+    studied = {str(k): branch for k, branch in load_studied_branches(run).items()}
+    return encoder.with_branches({**studied, UNTRAINED: encoder.fresh_branch(config.seed)})
+
+
+def training_usage(run: RunFolder) -> Usage | None:
+    """Return what all starts of a training took but those that were killed; None if it was not measured."""
+    file = _usage_file(run)
+    return Usage(**json.loads(file.read_text())) if file.exists() else None
+
+
+def epoch_means(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
+    """Return every metric as (epoch, mean over its logged steps): a single step is one random batch."""
+    values: dict[str, dict[int, list[float]]] = {}
+    for row in read_metrics(run.metrics_file):
+        epoch = int(np.ceil(float(row["epoch"]) - 1e-9))
+        for name, value in row.items():
+            if value and name not in ("step", "epoch"):
+                values.setdefault(name, {}).setdefault(epoch, []).append(float(value))
+    return {name: [(e, float(np.mean(steps))) for e, steps in epochs.items()] for name, epochs in values.items()}
+
+
+def embedding_health(run: RunFolder) -> dict[str, Any] | None:
+    """Return spread and rank of the embeddings in the last epoch, and whether they collapsed; None if not logged."""
+    epochs = epoch_means(run)
+    if not all(name in epochs for name in HEALTH):
+        return None
+    last = {name: epochs[name][-1][1] for name in HEALTH}
+    return {**last, "collapsed": collapse_warning(last) is not None}
+
+
+def _usage_file(run: RunFolder) -> Path:
+    return run.root / "bench.json"
+
+
+def _train(run: RunFolder, config: TrainConfig, runtime: RuntimeConfig, *, report: bool) -> None:
+    """Train, and add the time to the run's record when training ends or is stopped."""
+    meter, stopped = Meter(), None
+    try:
+        _train_on_devices(run, config, runtime, report=report)
+    except Interrupted as stop:
+        stopped = stop
+    if run.config_file.exists():  # a folder with our record alone would be no run's
+        before, usage = training_usage(run) or Usage(), meter.usage()
+        total = Usage(before.seconds + usage.seconds, max(before.peak_memory_mb, usage.peak_memory_mb))
+        write_atomic(_usage_file(run), (json.dumps(vars(total)) + "\n").encode())
+    if stopped is not None:
+        raise stopped
+
+
+def _train_on_devices(run: RunFolder, config: TrainConfig, runtime: RuntimeConfig, *, report: bool) -> None:
+    """Train in this process, or on several devices in a process of its own.
+
+    Lightning starts the other processes by repeating the command line; that of the bench would start benches.
+    """
+    if runtime.devices == 1:
+        (train_and_report if report else train)(config, run.root, runtime)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "config.yaml"
+        write_yaml(config, file)
+        child = subprocess.Popen(_command(run, file, runtime), start_new_session=True)
+        with _signals_to(child):
+            code = child.wait()
+    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
+        raise Interrupted(code - 128, "The bench has stopped with it.")
+    if code:
+        raise FineSightError(f"Training into {run.root} has failed; its message is above.")
+
+
+def _command(run: RunFolder, config: Path, runtime: RuntimeConfig) -> list[str]:
+    words = ["--config", str(config), "--out", str(run.root), "--devices", str(runtime.devices)]
+    if runtime.cache_dir is not None:
+        words += ["--cache-dir", str(runtime.cache_dir)]
+    if runtime.workers is not None:
+        words += ["--workers", str(runtime.workers)]
+    return [sys.executable, "-m", "finesight", "train", *words, *([] if runtime.progress else ["--quiet"])]
+
+
+@contextmanager
+def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
+    """Pass a signal to stop on to ``child``, once: a terminal would send it to both, and two mean "at once"."""
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, lambda received, _: child.send_signal(received)) for number in numbers]
+    try:
+        yield
+    finally:
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)

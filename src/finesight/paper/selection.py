@@ -1,0 +1,47 @@
+"""Rows and variants by name: those of the birds, and every registered method."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from finesight.errors import unknown
+from finesight.methods.base import METHODS
+from finesight.paper.rows import BIRD_ROWS, VARIANTS, Row
+
+
+def find_row(name: str) -> Row:
+    """Return a row of the birds, or the row of a registered method under its own pooling.
+
+    Raises
+    ------
+    FineSightError
+        If there is neither; the message suggests the nearest names.
+    """
+    if name in BIRD_ROWS:
+        return BIRD_ROWS[name]
+    method = METHODS.get(_method(name))
+    if method is None:
+        raise unknown("method", name, [*BIRD_ROWS, *METHODS])
+    return Row(name, method.pooling or ("rationale-gem" if method.rationale else "average"), method.about, method.paper)
+
+
+def is_frozen(variant: str) -> bool:
+    """Tell whether nothing is trained for a variant."""
+    return METHODS[_method(variant)].objective is None
+
+
+def select_rows(names: Sequence[str], table: Sequence[str] = tuple(BIRD_ROWS)) -> dict[str, Row]:
+    """Return the rows of ``names`` in the order of ``table``, then those of other methods; all of ``table`` by default.
+
+    Raises
+    ------
+    FineSightError
+        If a name is neither a row nor a registered method.
+    """
+    chosen = [name for name in table if not names or name in names] + [name for name in names if name not in table]
+    return {name: find_row(name) for name in dict.fromkeys(chosen)}
+
+
+def _method(variant: str) -> str:
+    entry = VARIANTS.get(variant)
+    return variant if entry is None or entry.method is None else entry.method
