@@ -34,7 +34,7 @@ from finesight.io.progress import track
 from finesight.nn.backbone import Backbone
 from finesight.nn.pooling import attention_mask, energy_map, object_share, pool
 from finesight.paper.machine import commit, machine
-from finesight.paper.profiles import profile
+from finesight.paper.profiles import PROFILES
 from finesight.training.config import RuntimeConfig, TrainConfig, build_config
 from finesight.training.save_encoder import mix_with_initial
 from finesight.training.train import train
@@ -42,7 +42,7 @@ from finesight.training.train import train
 FIRST, LAST, SPLIT_SEED = 50, 150, 7
 POWERS = (1.0, 2.0, 3.0, 4.0)
 SHARES = (0.0, 0.5)
-HELD: dict[str, Any] = {**profile("cpu-50").settings, "initial_weight_ratio": 0.0}
+HELD: dict[str, Any] = {**PROFILES["cpu-50"].settings, "initial_weight_ratio": 0.0}
 GENTLE: dict[str, Any] = {**HELD, "optim.backbone_lr_ratio": 0.1}
 COLORS: dict[str, Any] = {**GENTLE, "views.saturation": 0.4, "views.hue": 0.1, "views.gray": 0.2}
 VARIANTS: dict[str, dict[str, Any]] = {

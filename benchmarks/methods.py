@@ -28,7 +28,7 @@ import torch
 
 from finesight.data.cache import cache_side
 from finesight.methods.base import METHODS
-from finesight.paper.machine import commit, machine, measured
+from finesight.paper.machine import Meter, commit, machine
 from finesight.paper.published import paper_results
 from finesight.training.batches import Batch
 from finesight.training.config import build_config
@@ -100,11 +100,11 @@ def peak(method: str, quick: bool) -> float:
 
 
 def peak_here(method: str, quick: bool) -> float:
-    with measured() as usage:
-        module = module_of(method, quick)
-        for step in range(2):
-            one_step(module, step)
-    return usage.peak_memory_mb
+    meter = Meter()
+    module = module_of(method, quick)
+    for step in range(2):
+        one_step(module, step)
+    return meter.usage().peak_memory_mb
 
 
 def row(method: str, seconds: dict[str, list[float]], memory: dict[str, float]) -> dict[str, Any]:
