@@ -51,7 +51,7 @@ def test_species_differ_only_on_the_bird_and_only_in_small_parts():
 
 
 def test_habitats_do_not_depend_on_the_species(tmp_path):
-    config = LookalikesConfig(species=6, train_per_species=40, test_per_species=1, size=32)
+    config = LookalikesConfig(species=6, train_per_species=24, test_per_species=1, size=32)
     make_lookalikes(tmp_path / "d", config)
     images = json.loads((tmp_path / "d" / "lookalikes.json").read_text())["images"]
     table = np.zeros((6, len(HABITATS)))
