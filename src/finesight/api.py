@@ -1,4 +1,4 @@
-"""The Python API: the same steps as the command line, as functions."""
+"""The Python API: the steps of the command line as functions."""
 
 from __future__ import annotations
 

@@ -76,12 +76,6 @@ def test_fractions_depend_on_seed_and_class_alone() -> None:
     assert drawn[0] != drawn[1]  # not the same places in every class
 
 
-@pytest.mark.parametrize("bad", [0.0, 1.5, -0.1])
-def test_fractions_out_of_range(bad: float) -> None:
-    with pytest.raises(ValueError, match="fractions"):
-        nested_fractions(np.array([0, 1]), [bad])
-
-
 def test_validation_takes_a_fifth_of_each_class_but_never_all_of_it() -> None:
     sizes = [1, 2, 3, 5, 10, 30]
     labels = np.repeat(np.arange(6), sizes)
@@ -117,27 +111,6 @@ def test_sgd_matches_the_loop_reference(images: int) -> None:
         weight, bias = sgd(x, y, 4, lr, batches)
         np.testing.assert_allclose(member[:, :-1], weight, rtol=1e-9, atol=1e-11)
         np.testing.assert_allclose(member[:, -1], bias, rtol=1e-9, atol=1e-11)
-
-
-def test_sgd_matches_torch() -> None:
-    torch.manual_seed(0)
-    x, y = torch.randn(600, 8, dtype=torch.float64), torch.randint(5, (600,))
-    layer = torch.nn.Linear(8, 5, dtype=torch.float64)
-    torch.nn.init.zeros_(layer.weight)
-    torch.nn.init.zeros_(layer.bias)
-    optimizer = torch.optim.SGD(layer.parameters(), lr=3.0, momentum=0.9)
-    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=12)
-    generator = torch.Generator().manual_seed(3)
-    for _ in range(4):
-        for batch in torch.randperm(600, generator=generator).split(200):
-            optimizer.zero_grad()
-            torch.nn.functional.cross_entropy(layer(x[batch]), y[batch]).backward()
-            optimizer.step()
-            schedule.step()
-    weight = fit(x, y, 5, [3.0], 4, seed=3)
-    torch.testing.assert_close(weight[0, :, :-1], layer.weight.data)
-    torch.testing.assert_close(weight[0, :, -1], layer.bias.data)
-    torch.testing.assert_close(predict(weight, x)[0], layer(x).data)
 
 
 def test_members_of_the_grid_do_not_touch_each_other() -> None:
@@ -177,11 +150,16 @@ def test_top_accuracies_against_sorted_logits() -> None:
     assert got.tolist() == [[*order[i, :5], y[i]].index(y[i]) + 1 for i in range(200)]
 
 
-def test_same_seed_same_numbers() -> None:
+def test_same_seed_same_numbers_and_words_on_the_way() -> None:
     data = (*blobs(0, noise=2), *blobs(1, noise=2))
-    first = linear_probe(*data, seed=3, **QUICK)
+    copies, said = [a.copy() for a in data], []
+    first = linear_probe(*data, seed=3, progress=said.append, **QUICK)
     assert linear_probe(*data, seed=3, **QUICK) == first
     assert linear_probe(*data, seed=4, **QUICK) != first
+    for now, before in zip(data, copies, strict=True):
+        np.testing.assert_array_equal(now, before)
+    assert said[0] == "linear probe, 100 % of the labels: choosing the learning rate, 5 epochs"
+    assert "fitting with learning rate" in said[-1]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -241,16 +219,10 @@ def test_divergent_settings_lose() -> None:
     scores = linear_probe(*blobs(0), *blobs(1), fractions=[100], lrs=(1e39, 10.0, 1e40), epochs=(10,))["100"]
     assert scores["lr"] == 10
     assert scores["top1"] > 90
-
-
-def test_every_setting_diverges() -> None:
     with pytest.raises(FineSightError, match="diverged at every setting"):
         linear_probe(*blobs(0), *blobs(1), lrs=(1e39, 1e40), epochs=(10,))
-
-
-def test_logits_that_are_not_finite_are_never_right() -> None:
     logits = torch.full((4, 3), float("nan"))
-    assert linear.class_places(logits, torch.zeros(4, dtype=torch.long)).tolist() == [6] * 4
+    assert linear.class_places(logits, torch.zeros(4, dtype=torch.long)).tolist() == [6] * 4, "never right"
 
 
 def test_one_image_per_class_falls_back_on_the_papers_setting() -> None:
@@ -294,21 +266,6 @@ def test_unlabeled_are_left_out_and_unknown_test_classes_are_wrong() -> None:
     assert scores["top1"] == pytest.approx(100 * known.sum() / (test_y >= 0).sum())
 
 
-def test_inputs_are_not_changed() -> None:
-    data = (*blobs(0), *blobs(1))
-    copies = [a.copy() for a in data]
-    linear_probe(*data, fractions=[50], **QUICK)
-    for now, before in zip(data, copies, strict=True):
-        np.testing.assert_array_equal(now, before)
-
-
-def test_progress_says_what_is_done() -> None:
-    said: list[str] = []
-    linear_probe(*blobs(0), *blobs(1), fractions=[50], progress=said.append, **QUICK)
-    assert said[0] == "linear probe, 50 % of the labels: choosing the learning rate, 5 epochs"
-    assert "fitting with learning rate" in said[-1]
-
-
 @pytest.mark.parametrize(
     ("train_y", "test_y", "message"),
     [
@@ -324,17 +281,17 @@ def test_labels_that_give_no_probe(train_y: list[int], test_y: list[int], messag
         linear_probe(x, np.array(train_y), x, np.array(test_y), **QUICK)
 
 
-def test_features_that_are_not_finite() -> None:
-    (x, y), test = blobs(0), blobs(1)
-    x[3, 2] = np.nan
-    with pytest.raises(FineSightError, match="train features hold values that are not finite"):
-        linear_probe(x, y, *test, **QUICK)
-
-
-def test_labels_of_another_length() -> None:
-    x, y = blobs(0)
+def test_features_and_fractions_that_are_refused() -> None:
+    (x, y), (bad, _) = blobs(0), blobs(0)
+    bad[3, 2] = np.nan
+    for train, test, split in ((bad, x, "train"), (x, bad, "test"), (half(x), half(bad), "test")):
+        with pytest.raises(FineSightError, match=f"{split} features hold values that are not finite"):
+            linear_probe(train, y, test, y, **QUICK)
     with pytest.raises(ValueError, match="test features"):
         linear_probe(x, y, x, y[:-1], **QUICK)
+    for fraction in (0.0, 1.5, -0.1):
+        with pytest.raises(ValueError, match="fractions"):
+            nested_fractions(y, [fraction])
 
 
 # --- more dimensions than images --------------------------------------------------------------------------------------
@@ -392,15 +349,6 @@ def same_probe(
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
 
 
-def test_one_image_many_times_over() -> None:
-    x = torch.ones(300, 2000) / math.sqrt(2000)
-    span = RowSpace(x)
-    torch.testing.assert_close(span.rows @ span.rows.T, torch.ones(300, 300))
-    weight = fit(span.rows, torch.arange(300) % 3, 3, [1.0], 5, seed=0)
-    direct = fit(x, torch.arange(300) % 3, 3, [1.0], 5, seed=0)
-    torch.testing.assert_close(predict(span.lift(weight), x), predict(direct, x), rtol=1e-4, atol=1e-5)
-
-
 @pytest.mark.parametrize("normalize", [True, False])
 def test_the_way_does_not_change_the_scores(normalize: bool) -> None:
     (x, y), (test, test_y) = blobs(0, dim=400, noise=4), blobs(1, dim=400, noise=4)
@@ -419,22 +367,6 @@ def test_the_way_does_not_change_the_scores(normalize: bool) -> None:
     assert not any("with each other" in text for text in words)
     for percent in direct:
         assert lazily[percent]["top1"] == pytest.approx(direct[percent]["top1"], abs=2)
-
-
-def test_wide_features_without_a_label_and_too_many_images_for_the_row_space() -> None:
-    """Rows are then taken out of the matrix batch by batch, and it is the same fit."""
-    (x, y), (test, test_y) = blobs(0, dim=30, noise=2), blobs(1, dim=30, noise=2)
-    y[::7], test_y[::5] = -1, -1
-    narrow = linear_probe(x, y, test, test_y, normalize=False, fractions=[100], **QUICK)
-    wide_rows = linear_probe(half(x), y, half(test), test_y, normalize=False, fractions=[100], **QUICK)
-    assert wide_rows["100"]["top1"] == pytest.approx(narrow["100"]["top1"], abs=1.1)
-
-
-def test_wide_features_that_are_not_finite() -> None:
-    x, y = wide(0, dim=20_000)
-    x[7, 3] = np.inf
-    with pytest.raises(FineSightError, match="test features hold values that are not finite"):
-        linear_probe(half(wide(0, dim=20_000)[0]), y, half(x), y, **QUICK)
 
 
 def test_wide_features_are_never_copied() -> None:

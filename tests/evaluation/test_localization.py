@@ -45,12 +45,6 @@ def test_share_is_a_share_and_adds_up_with_the_background(attention: np.ndarray,
     assert share + attention_in_object(attention, ~mask) == pytest.approx(1)
 
 
-def test_uniform_attention_gives_the_objects_area() -> None:
-    mask = np.zeros((20, 30), dtype=bool)
-    mask[3:9, 4:14] = True
-    assert attention_in_object(np.full((7, 7), 0.3), mask) == pytest.approx(60 / 600)
-
-
 def test_peak_on_and_off_the_object() -> None:
     attention = np.zeros((7, 7))
     attention[2, 5] = 1
@@ -87,9 +81,6 @@ def test_bad_attention_is_refused(bad: float) -> None:
     attention[1, 1] = bad
     with pytest.raises(ValueError, match="attention must be"):
         attention_in_object(attention, np.ones((6, 6), dtype=bool))
-
-
-def test_wrong_shape_is_refused() -> None:
     with pytest.raises(ValueError, match=r"must be \(H, W\)"):
         attention_in_object(np.ones((1, 3, 3)), np.ones((6, 6), dtype=bool))
 
@@ -110,13 +101,7 @@ def test_missing_and_empty_masks_are_left_out_and_blank_maps_count_as_zero() -> 
     full, peak = np.ones((4, 4), dtype=bool), np.eye(3)
     scores = localization([peak, peak, peak, np.zeros((3, 3))], [full, None, ~full, full])
     assert scores == {"inside": 50.0, "pointing": 50.0, "object_area": 100.0, "images": 2}
-
-
-def test_no_mask_at_all() -> None:
     with pytest.raises(FineSightError, match="masks or boxes"):
         localization([np.ones((2, 2))], [None])
-
-
-def test_different_numbers_of_maps_and_masks() -> None:
     with pytest.raises(ValueError, match="shorter"):
         localization([np.eye(2)] * 2, [np.ones((4, 4), dtype=bool)])

@@ -1,4 +1,4 @@
-"""Two encoders on the same queries: which is better, how sure that is, and on which images they differ."""
+"""Compare two encoders on the same queries: which is better, how certain that is, and on which images they differ."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ class Comparison:
 
     @property
     def changed(self) -> NDArray[np.int64]:
-        """Every query that changed: nearest image right or wrong in turns, then the others, largest change first."""
+        """Return every query that changed: those right for one only in turns, then the others, largest change first."""
         rank = {int(query): place for place, query in enumerate(self.ap_changes)}
         right, wrong = (
-            sorted(found.tolist(), key=lambda query: rank.get(query, len(rank)))
-            for found in (self.became_right, self.became_wrong)
+            sorted(queries.tolist(), key=lambda query: rank.get(query, len(rank)))
+            for queries in (self.became_right, self.became_wrong)
         )
         turns = [query for query in chain.from_iterable(zip_longest(right, wrong)) if query is not None]
         x, y = self.a.queries.per_query, self.b.queries.per_query
@@ -107,12 +107,17 @@ def compare(
     """Score both on the test images of ``data`` (all images, where it has no split) and compare query by query.
 
     The same encoder under two poolings takes one pass over the images.
+
+    Raises
+    ------
+    FineSightError
+        If an encoder cannot have the pooling, ``data`` has no labels, or the images change meanwhile.
     """
     names = pooling_a or a.config.pooling, pooling_b or b.config.pooling
     for encoder, name in zip((a, b), names, strict=True):
-        encoder.with_pooling(name)  # says at once if it cannot
+        encoder.with_pooling(name)  # raises at once if it cannot
     options: dict[str, Any] = {"cache_dir": cache_dir, "workers": workers, "progress": progress}
-    source, split, dropped = _searched(data, limit_classes, (a, b), options)
+    source, split, dropped = _common_images(data, limit_classes, (a, b), options)
     if a is b:
         both = evaluate_poolings(a, source, tuple(dict.fromkeys(names)), linear=False, **options)
         first, second = (both[name] for name in names)
@@ -123,8 +128,8 @@ def compare(
         )
     _check_same_images(first, second)
     images = _queries(first)
-    found = first.cache.source
-    assert found.labels is not None
+    own = first.cache.source
+    assert own.labels is not None
     x, y = first.queries.per_query, second.queries.per_query
     change = np.abs(y["mAP"] - x["mAP"])
     order = np.argsort(-change, kind="stable")
@@ -139,8 +144,8 @@ def compare(
         },
         split=split or first.scores["setting"]["split"],
         images=images,
-        paths=tuple(found.paths[images].tolist()),
-        labels=tuple(found.classes[label] for label in found.labels[images]),
+        paths=tuple(own.paths[images].tolist()),
+        labels=tuple(own.classes[label] for label in own.labels[images]),
         a=first,
         b=second,
         became_right=np.flatnonzero(~x["rank1"] & y["rank1"]),
@@ -153,7 +158,7 @@ def compare(
 
 
 def nearest(evaluation: Evaluation, images: NDArray[np.int64]) -> NDArray[np.int64]:
-    """What the retrieval scores found first for each of ``images``; both are indices into the cache."""
+    """Return the nearest image of each of ``images``; both are indices into the cache."""
     gallery = _labeled(evaluation)
     kept = np.searchsorted(evaluation.test, gallery)  # test is ascending
     features = evaluation.extracted.features[evaluation.pooling][kept]
@@ -165,22 +170,22 @@ def _system(evaluation: Evaluation) -> dict[str, Any]:
     return {name: evaluation.scores["setting"][name] for name in ("method", "pooling", "resolution")}
 
 
-def _searched(
+def _common_images(
     data: str | Path | ImageSource, limit_classes: int | None, encoders: Sequence[Encoder], options: dict[str, Any]
 ) -> tuple[ImageSource, str, tuple[str, ...]]:
-    """The images to search, how they were chosen if not by a split of their own, and what only one encoder can read.
+    """Return the images to search, "all" if the source has no split, and what only one encoder can read.
 
-    Without a split all are "test": that is what ``evaluate`` searches then too, but it keeps the features of a part.
+    Without a split all images are made "test": ``evaluate`` searches them all then too, but keeps features of a part.
     """
     source = data if isinstance(data, ImageSource) else open_source(data)
     if source.labels is None:
-        return source, "", ()  # ``evaluate`` says what is missing
+        return source, "", ()  # ``evaluate`` raises
     if limit_classes is not None:
         source = source.first_classes(limit_classes)
     split = "all" if source.splits is None else ""
     if source.splits is None:
         source = replace(source, splits=np.full(len(source), "test"))
-    elif np.any(source.splits == "test"):  # else ``evaluate`` says so
+    elif np.any(source.splits == "test"):  # else ``evaluate`` raises
         source = source.split("test")  # train images need not even be decoded
     sides = sorted({cache_side(encoder.config.resolution) for encoder in encoders})
     if len(sides) == 1:
@@ -192,7 +197,7 @@ def _searched(
 
 
 def _check_same_images(a: Evaluation, b: Evaluation) -> None:
-    """They may still differ if a file came or went between the two passes."""
+    """Raise if a file came or went between the two passes."""
     paths = [evaluation.cache.source.paths[evaluation.test].tolist() for evaluation in (a, b)]
     if paths[0] != paths[1]:
         differ = sorted(set(paths[0]) ^ set(paths[1]))
@@ -210,7 +215,7 @@ def _labeled(evaluation: Evaluation) -> NDArray[np.int64]:
 
 
 def _queries(evaluation: Evaluation) -> NDArray[np.int64]:
-    """As ``retrieval`` chooses them: labeled, and not alone in their class."""
+    """Return the queries of ``retrieval``: labeled images that are not alone in their class."""
     images = _labeled(evaluation)
     assert evaluation.cache.source.labels is not None
     _, number, count = np.unique(evaluation.cache.source.labels[images], return_inverse=True, return_counts=True)

@@ -1,4 +1,4 @@
-"""Scores by class and by super-category: which look-alikes are hard, and is it the species or the kind of animal?"""
+"""Scores by class and by super-category, which show where look-alikes are hard to tell apart."""
 
 from __future__ import annotations
 

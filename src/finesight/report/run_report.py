@@ -124,7 +124,7 @@ def score_table(rows: Mapping[str, Mapping[str, Any]], *, intervals: bool = Fals
                 ends = known.get(metric.family, {})
                 ends = ends.get(variant, {}) if variant else ends
                 row[metric.head(variant)] = _cell(values[metric.key], ends.get(metric.key))
-                if "best_on_test" in values:
+                if metric.key in values.get("best_on_test", {}):
                     row[f"best on test {variant} %"] = values["best_on_test"][metric.key]
         table.append(row)
     return table
