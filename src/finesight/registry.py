@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.metadata import entry_points
 from typing import Any, Generic, TypeVar
@@ -106,9 +107,7 @@ class Registry(Mapping[str, T], Generic[T]):
         for entry in entry_points(group=self.group) if self.group else ():
             try:
                 entry.load()
-            except Exception as error:  # a plug-in may fail in any way; the message says whose fault it is
-                raise FineSightError(
-                    f"The {self.kind} plug-in {entry.name!r} ({entry.value}) fails: {error}"
-                ) from error
+            except Exception as error:  # a plug-in may fail in any way, and must not take every command with it
+                print(f"finesight: the {self.kind} plug-in {entry.name!r} is left out: {error!r}", file=sys.stderr)
         if (order := self.order) is not None:
             self._pieces = dict(sorted(self._pieces.items(), key=lambda item: order(item[1])))
