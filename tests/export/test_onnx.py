@@ -105,6 +105,11 @@ def test_the_file_says_what_it_is(exported: ExportedRun, encoder: Encoder, lcr: 
         assert names == list(AXES.get(value.name, VECTOR_AXES))
 
 
+def test_no_path_of_this_machine_is_in_the_file(exported: ExportedRun) -> None:
+    source = str(Path(finesight.__file__).parent).encode()
+    assert not any(source in file.read_bytes() for file in exported.folder.glob("*.onnx"))
+
+
 def test_where_someone_keeps_weights_is_not_told(tmp_path: Path) -> None:
     config = small_encoder("average", None).config
     secret = config.model_copy(

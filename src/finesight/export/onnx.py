@@ -164,11 +164,13 @@ def quiet() -> Iterator[None]:
 
 
 def _finish(model: Any) -> Any:
-    """Name the axes, make the region optional, and remove φ from the outputs."""
+    """Name the axes, make the region optional, and remove φ from the outputs and source paths from the nodes."""
     onnx = require("onnx")
     graph = model.graph
     graph.output.remove(next(output for output in graph.output if output.name == PHI))
     del graph.value_info[:]  # they speak of axes by the names they had
+    for node in graph.node:
+        del node.metadata_props[:]  # stack traces of the exporter, with paths of this machine
     for value in [*graph.input, *graph.output]:
         for dim, name in zip(value.type.tensor_type.shape.dim, AXES.get(value.name, VECTOR_AXES), strict=True):
             if name:
