@@ -112,7 +112,7 @@ def test_variants_differ_in_what_the_ablation_is_about_and_nothing_else(
     birds: Path, tmp_path: Path, name: str, varied: set[str]
 ) -> None:
     job = replace(opened(name.split()[0], birds, tmp_path, epochs=16), ablation=ALL[name])
-    configs = [flat(job.config(variant, 0)) for variant in job.ablation.variants]
+    configs = [flat(job.config(training, 0)) for training in job.ablation.trainings]
     assert {key for key in configs[0] if len({str(config[key]) for config in configs}) > 1} == varied
     assert not list(tmp_path.iterdir())
 
@@ -120,7 +120,7 @@ def test_variants_differ_in_what_the_ablation_is_about_and_nothing_else(
 def test_the_values_are_those_of_the_paper(birds: Path, tmp_path: Path) -> None:
     def values(name: str, key: str) -> list[Any]:
         job = opened(name, birds, tmp_path, **{"rationale.encoder_gradient": 1.0})
-        return [flat(job.config(variant, 0))[key] for variant in job.ablation.variants]
+        return [flat(job.config(training, 0))[key] for training in job.ablation.trainings]
 
     assert values("k-sweep", "rationale.projections") == [2, 4, 8, 16, 32, 64, 128, 256]
     assert values("nu", "rationale.nu") == [1, 0.1, 0.01, 0.001]
@@ -138,7 +138,7 @@ def test_nu_is_varied_where_it_matters(birds: Path, tmp_path: Path) -> None:
 
 def test_a_variant_of_the_rationale_is_trained_as_it_says_whatever_the_profile(birds: Path, tmp_path: Path) -> None:
     job = opened("reading", birds, tmp_path)
-    found = {name: job.config(name, 0).rationale for name in job.ablation.variants}
+    found = {name: job.config(name, 0).rationale for name in job.ablation.trainings}
     assert found["paper"] == VARIANTS["paper"]
     assert found["released"] == VARIANTS["released"]
     ours = VARIANTS["finesight"].model_copy(update={"branch_lr": 0.01, "mask_power": 1.0})  # the profile's
@@ -153,7 +153,7 @@ def test_rows_are_told_apart_by_their_labels_and_use_every_variant(name: str) ->
     ablation = ALL[name]
     labels = [row.label for row in ablation.rows]
     assert len(set(labels)) == len(labels)
-    assert {row.variant for row in ablation.rows} == set(ablation.variants)
+    assert {row.training for row in ablation.rows} == set(ablation.trainings)
 
 
 def test_the_projections_are_chosen_at_the_epoch_of_the_paper_s_figure(birds: Path, tmp_path: Path) -> None:
@@ -329,13 +329,13 @@ def test_without_labels_the_metrics_of_the_training_are_shown(unlabeled: Path, t
     assert len(read_csv(tmp_path / "variances.csv")) == 32
     assert opened("k-sweep", unlabeled, tmp_path / "k").ablation is K_SWEEP_APART
     reading = opened("reading", unlabeled, tmp_path / "reading")
-    assert [row.variant for row in reading.rows] == list(reading.ablation.variants), "a bar a training"
+    assert [row.training for row in reading.rows] == list(reading.ablation.trainings), "a bar a training"
 
 
 def test_controls_of_a_folder_with_classes_but_no_objects(class_folders: Path, tmp_path: Path) -> None:
     job = opened("reading", class_folders, tmp_path)
-    own = tuple(row for row in job.ablation.rows if row.variant == "finesight")
-    ablation = replace(job.ablation, variants={"finesight": job.ablation.variants["finesight"]}, rows=own)
+    own = tuple(row for row in job.ablation.rows if row.training == "finesight")
+    ablation = replace(job.ablation, trainings={"finesight": job.ablation.trainings["finesight"]}, rows=own)
     summary = finished(replace(job, ablation=ablation)).summary
     poolings = {line["row"]: line["pooling"] for line in summary["rows"]}
     assert "box oracle" not in poolings

@@ -31,11 +31,11 @@ def opened(name: str, data: Path, out: Path, seeds: Sequence[int] = (0, 1)) -> A
 
 
 def made_up(job: AblationExperiment) -> Results:
-    """Numbers as a run would leave them, another for every variant, pooling and seed."""
+    """Numbers as a run would leave them, another for every training, pooling and seed."""
     results: Results = {}
-    for t, variant in enumerate(job.ablation.variants):
+    for t, training in enumerate(job.ablation.trainings):
         for seed in job.seeds:
-            poolings = [job.pooling(row) for row in job.rows if row.variant == variant]
+            poolings = [job.pooling(row) for row in job.rows if row.training == training]
             scores = {
                 name: {
                     "retrieval": {"rank1": 20.0 + 3 * t + p + seed, "rank5": 60.0, "mAP": 10.0 + t + p + seed},
@@ -47,7 +47,7 @@ def made_up(job: AblationExperiment) -> Results:
             epochs = {"val_rank1": curve, "val_mAP": curve} if job.labeled else {}
             epochs |= {"kl": curve, "mask_entropy": curve}
             end = {name: 0.5 + 0.1 * t + seed for name in TRAINING_METRICS}
-            results.setdefault(variant, {})[seed] = {"scores": scores, "end": end, "epochs": epochs}
+            results.setdefault(training, {})[seed] = {"scores": scores, "end": end, "epochs": epochs}
     return results
 
 

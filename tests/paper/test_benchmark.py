@@ -22,7 +22,7 @@ from finesight.paper.selection import is_frozen
 from finesight.paper.store import REQUIRED
 from processes import rows
 
-VARIANTS = list(dict.fromkeys(row.variant for row in BIRD_ROWS.values()))
+TRAININGS = list(dict.fromkeys(row.training for row in BIRD_ROWS.values()))
 
 
 def files(folder: Path) -> dict[str, int]:
@@ -56,14 +56,14 @@ def test_every_row_is_written_with_all_its_keys(done: Benchmark) -> None:
         assert (found["linear"] is not None) == (name in tiny.PROBED)
         assert (found["localization"] is None) == row.pooling.startswith("box"), "these are told where it is"
         assert found["peak_memory_mb"] > 50
-        assert (found["seconds"] > 0) != is_frozen(row.variant)
+        assert (found["seconds"] > 0) != is_frozen(row.training)
         assert found["profile"]["queue"] == 24  # half of the train images
         assert "CUB_200_2011" in found["command"]
         assert found["commit"] == ""  # there is no git, see conftest
         assert str(done.data.parent) not in json.dumps(found), "a path of this machine"
         assert done.store.per_query(name, 0)["rank1"].mean() * 100 == pytest.approx(found["retrieval"]["rank1"])
     scores = {tuple(done.store.per_query(name, 0)["mAP"]) for name in ("moco-v2", "moco-v2-gem", "lcr-k1", "lcr")}
-    assert len(scores) == 4, "variants and poolings differ"
+    assert len(scores) == 4, "trainings and poolings differ"
 
 
 def test_again_does_nothing(done: Benchmark) -> None:
@@ -99,7 +99,7 @@ def test_a_lost_row_is_scored_again_without_training(done: Benchmark, tmp_path: 
 def test_seeds_and_frozen_rows(cub: Path, tmp_path: Path) -> None:
     """What nothing trains has no seed: it is scored once, as seed 0."""
     job = tiny.bench(cub, tmp_path, tiny.profile(seeds=(0, 3)))
-    trained = {Run(name, seed) for name in VARIANTS for seed in (0, 3) if not is_frozen(name)}
+    trained = {Run(name, seed) for name in TRAININGS for seed in (0, 3) if not is_frozen(name)}
     assert set(tiny.plan(job)) == trained | {Run("frozen", 0)}
     assert tiny.plan(tiny.bench(cub, tmp_path, names=["frozen"]), [1, 2]) == {}
 
@@ -273,8 +273,8 @@ def test_wrong_data_and_weights_are_errors_before_anything_long(class_folders: P
 def test_the_estimate_counts_what_is_left(done: Benchmark, tmp_path: Path) -> None:
     job = tiny.bench(done.data, tmp_path)
     cost = job.estimate(tiny.plan(job))
-    assert cost.work.trainings == len(VARIANTS) - 1
-    assert cost.work.networks == len(VARIANTS)
+    assert cost.work.trainings == len(TRAININGS) - 1
+    assert cost.work.networks == len(TRAININGS)
     assert cost.work.probes == len(tiny.PROBED)
     assert cost.seconds > 0
     assert not job.runs.exists()

@@ -13,7 +13,7 @@ from finesight.methods.base import METHODS
 from finesight.nn.poolings import find_pooling
 from finesight.paper.datasets import CUB, DATASETS, open_dataset, recognize_datasets
 from finesight.paper.published import TABLE_1, paper_results, paper_row
-from finesight.paper.rows import BIRD_ROWS, PROJECTIONS, UNTRAINED, VARIANTS
+from finesight.paper.rows import BIRD_ROWS, PROJECTIONS, TRAININGS, UNTRAINED
 from finesight.paper.scores import COMPARED, CURVE, OURS
 from finesight.paper.selection import find_row, is_frozen, select_rows
 
@@ -23,13 +23,13 @@ from finesight.paper.selection import find_row, is_frozen, select_rows
 @pytest.mark.parametrize("name", BIRD_ROWS)
 def test_a_row_is_made_of_what_there_is(name: str) -> None:
     row = BIRD_ROWS[name]
-    assert name.startswith(row.variant)
+    assert name.startswith(row.training)
     assert "," not in name, "names are given with commas"
-    entry = VARIANTS.get(row.variant)
-    assert (entry.method if entry else row.variant) in METHODS
+    entry = TRAININGS.get(row.training)
+    assert (entry.method if entry else row.training) in METHODS
     pooling = find_pooling(row.pooling)
     if pooling.needs_branch:
-        assert row.variant.startswith("lcr")
+        assert row.training.startswith("lcr")
     if ":" in row.pooling:
         branch = row.pooling.partition(":")[2].removesuffix("-gem")
         assert branch == UNTRAINED or int(branch) in PROJECTIONS
@@ -39,7 +39,7 @@ def test_a_row_is_made_of_what_there_is(name: str) -> None:
 
 def test_rows_differ_and_the_curve_is_lcr_with_another_k() -> None:
     assert len({row.label for row in BIRD_ROWS.values()}) == len(BIRD_ROWS)
-    assert len({(row.variant, row.pooling) for row in BIRD_ROWS.values()}) == len(BIRD_ROWS)
+    assert len({(row.training, row.pooling) for row in BIRD_ROWS.values()}) == len(BIRD_ROWS)
     assert {OURS, *COMPARED, *CURVE.values()} == set(BIRD_ROWS)
     assert [BIRD_ROWS[name].pooling for name in CURVE.values()] == [f"rationale:{k}-gem" for k in PROJECTIONS]
     assert not any(BIRD_ROWS[name].probe for name in CURVE.values())
@@ -48,8 +48,8 @@ def test_rows_differ_and_the_curve_is_lcr_with_another_k() -> None:
 def test_every_registered_method_is_a_row() -> None:
     for name, method in METHODS.items():
         row = find_row(name)
-        assert is_frozen(row.variant) == (method.objective is None)
-        assert name in BIRD_ROWS or (row.variant, row.label, row.paper) == (name, method.about, method.paper)
+        assert is_frozen(row.training) == (method.objective is None)
+        assert name in BIRD_ROWS or (row.training, row.label, row.paper) == (name, method.about, method.paper)
     assert (find_row("byol").pooling, find_row("byol-lcr").pooling) == ("average", "rationale-gem")
     assert find_row("multitask").paper == METHODS["lcr-multitask"].paper == "Ours-MultiTask"
 

@@ -14,7 +14,7 @@ import tiny
 
 from finesight.paper.benchmark import Benchmark
 from finesight.paper.experiment import Run
-from finesight.paper.rows import BIRD_ROWS, VARIANTS, Variant
+from finesight.paper.rows import BIRD_ROWS, TRAININGS, Training
 from finesight.paper.store import REQUIRED
 from finesight.paper.tables import TABLES
 from small import small_settings
@@ -26,10 +26,10 @@ ROWS = sorted({name for table in TABLES.values() for name in table.rows} - BIRD_
 @pytest.fixture(scope="module")
 def job(cub: Path, tmp_path_factory: pytest.TempPathFactory) -> Benchmark:
     """One benchmark for all rows; their heads are a few hundred weights."""
-    variants = {name: VARIANTS.get(name) or Variant(name) for name in ROWS}
-    small = {name: replace(entry, settings=small_settings(entry.method or "")) for name, entry in variants.items()}
+    trainings = {name: TRAININGS.get(name) or Training(name) for name in ROWS}
+    small = {name: replace(entry, settings=small_settings(entry.method or "")) for name, entry in trainings.items()}
     setting = tiny.profile(rationale={}, **{"objective.momentum": 0.9})
-    return tiny.bench(cub, tmp_path_factory.mktemp("rows"), setting, ROWS, variants=small)
+    return tiny.bench(cub, tmp_path_factory.mktemp("rows"), setting, ROWS, trainings=small)
 
 
 @pytest.mark.parametrize("name", ROWS)

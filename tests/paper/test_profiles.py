@@ -8,7 +8,7 @@ import pytest
 from finesight.errors import FineSightError
 from finesight.paper.benchmark import FROZEN_SEED, Benchmark
 from finesight.paper.profiles import PROFILES, Profile, find_profile, settings_for
-from finesight.paper.rows import BIRD_ROWS, PROJECTIONS, VARIANTS, Variant
+from finesight.paper.rows import BIRD_ROWS, PROJECTIONS, TRAININGS, Training
 from finesight.paper.selection import find_row
 from finesight.paper.store import ResultStore, settings_diff
 from finesight.paper.tables import TABLES
@@ -23,8 +23,8 @@ def config(name: str, network: str, seed: int = 0) -> TrainConfig:
     return configure(PROFILES[name], network, seed)
 
 
-def configure(profile: Profile, variant: str, seed: int = 0) -> TrainConfig:
-    entry = VARIANTS.get(variant) or Variant(variant)
+def configure(profile: Profile, training: str, seed: int = 0) -> TrainConfig:
+    entry = TRAININGS.get(training) or Training(training)
     return profile.config(entry, data="birds", seed=seed, given={"backbone.weights": "random"})
 
 
@@ -48,7 +48,7 @@ def test_the_networks_of_a_profile_differ_in_the_rationale_only(name: str) -> No
     assert lcr.rationale.projections not in PROJECTIONS, "the row LCR is its own point of the curve"
     literal = config(name, "lcr-paper").rationale
     assert literal is not None
-    assert literal.variant == "paper"
+    assert literal.training == "paper"
     assert literal.study == ()
 
 

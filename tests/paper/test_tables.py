@@ -16,7 +16,7 @@ from finesight.paper.datasets import CUB, DATASETS
 from finesight.paper.footnotes import make_footnote
 from finesight.paper.profiles import PROFILES
 from finesight.paper.published import paper_results, paper_row
-from finesight.paper.rows import VARIANTS
+from finesight.paper.rows import TRAININGS
 from finesight.paper.selection import find_row
 from finesight.paper.store import Results, ResultStore
 from finesight.paper.tables import (
@@ -237,7 +237,7 @@ def test_all_classes_are_no_difference() -> None:
 
 
 def test_the_papers_own_setting_has_no_warning() -> None:
-    facts = PROFILES["paper"].facts(PROFILES["paper"].config(VARIANTS["lcr"], data="-", seed=0), 65536)
+    facts = PROFILES["paper"].facts(PROFILES["paper"].config(TRAININGS["lcr"], data="-", seed=0), 65536)
     settings = {"backbone.weights": "imagenet"}
     result = made("lcr", classes=200, profile=facts, settings=settings)
     setting = make_footnote(CUB, "lcr", [result])

@@ -1,4 +1,4 @@
-"""The experiment of an ablation: its variants on some data, checked before anything is trained."""
+"""The experiment of an ablation: its trainings on some data, checked before anything is trained."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CURVES = ("val_rank1", "val_mAP", "kl", "mask_entropy")
 
 @dataclass(frozen=True, kw_only=True)
 class AblationExperiment(Experiment):
-    """An ablation on some data; every variant and seed has one result, with the scores of all its rows."""
+    """An ablation on some data; every training and seed has one result, with the scores of all its rows."""
 
     store_option: ClassVar[str] = "--out"
     runs_option: ClassVar[str] = "--out"
@@ -44,11 +44,11 @@ class AblationExperiment(Experiment):
 
     @property
     def results(self) -> dict[str, str]:
-        return {variant: variant for variant in self.ablation.variants}
+        return {training: training for training in self.ablation.trainings}
 
-    def config(self, variant: str, seed: int) -> TrainConfig:
+    def config(self, training: str, seed: int) -> TrainConfig:
         given = {**self.ablation.settings, **self.given}
-        return self.profile.config(self.ablation.variants[variant], data=self.data, seed=seed, given=given)
+        return self.profile.config(self.ablation.trainings[training], data=self.data, seed=seed, given=given)
 
     @property
     def rows(self) -> list[AblationRow]:
@@ -61,13 +61,13 @@ class AblationExperiment(Experiment):
         return rows if self.labeled else [row for row in rows if row.pooling is None and row.branch is None]
 
     def pooling(self, row: AblationRow) -> str:
-        """Return the pooling of a row: its own, or that of its variant, by another branch where the row names one."""
-        own = self.config(row.variant, self.seeds[0]).pooling
+        """Return the pooling of a row: its own, or that of its training, by another branch where the row names one."""
+        own = self.config(row.training, self.seeds[0]).pooling
         return row.pooling or (own if row.branch is None else BranchPooling(row.branch, gem=find_pooling(own).gem).name)
 
     def source(self) -> ImageSource:
         source = open_source(self.data)
-        classes = self.config(self.ablation.rows[0].variant, self.seeds[0]).limit_classes
+        classes = self.config(self.ablation.rows[0].training, self.seeds[0]).limit_classes
         return source if classes is None else source.first_classes(classes)
 
     def is_complete(self, name: str, seed: int, result: Mapping[str, Any]) -> bool:
@@ -76,7 +76,7 @@ class AblationExperiment(Experiment):
 
     def score(self, run: Run, names: Sequence[str], source: ImageSource, write: Write) -> None:
         encoder, epochs = self.encoder(run), epoch_means(self.folder(run))
-        poolings, runtime = self._poolings(run.variant), self.runtime
+        poolings, runtime = self._poolings(run.training), self.runtime
         evaluations = {}
         if poolings:
             evaluations = evaluate_poolings(
@@ -89,25 +89,25 @@ class AblationExperiment(Experiment):
                 progress=runtime.progress,
             )
         result = {
-            "training": run.variant,
+            "training": run.training,
             "seed": run.seed,
             "settings": comparable_settings(self.config(*run)),
             "scores": {pooling: evaluations[pooling].scores for pooling in poolings},
             "end": {name: epochs[name][-1][1] for name in TRAINING_METRICS if name in epochs},
             "epochs": {name: epochs[name] for name in CURVES if name in epochs},
         }
-        if run.variant == KEEP_ALL:
+        if run.training == KEEP_ALL:
             result["variances"] = projection_variances(encoder, *scored_images(encoder, source, runtime))
-        write(run.variant, result, None)
+        write(run.training, result, None)
 
     def run_missing(self) -> Results:
         """Train and score what is missing; return all results."""
         self.make(self.missing(self.seeds))
         return self.store.read()
 
-    def _poolings(self, variant: str) -> list[str]:
-        """Return what a variant is scored under: nothing without labels."""
-        rows = [row for row in self.rows if row.variant == variant and self.labeled]
+    def _poolings(self, training: str) -> list[str]:
+        """Return what a training is scored under: nothing without labels."""
+        rows = [row for row in self.rows if row.training == training and self.labeled]
         return list(dict.fromkeys(self.pooling(row) for row in rows))
 
 
@@ -187,14 +187,14 @@ def _adapt(experiment: AblationExperiment) -> AblationExperiment:
         experiment = _with_keep_from(experiment, experiment.ablation.keep_share)
     if experiment.ablation is K_SWEEP and not _one_training_has_every_k(experiment):
         experiment = replace(experiment, ablation=K_SWEEP_APART)
-    for variant in experiment.ablation.variants:
-        experiment.config(variant, experiment.seeds[0])
+    for training in experiment.ablation.trainings:
+        experiment.config(training, experiment.seeds[0])
     return experiment
 
 
 def _one_training_has_every_k(experiment: AblationExperiment) -> bool:
     """Tell whether no branch affects the encoder, and each is seen in what it pools."""
-    config = experiment.config(K_SWEEP.rows[0].variant, experiment.seeds[0])
+    config = experiment.config(K_SWEEP.rows[0].training, experiment.seeds[0])
     assert config.rationale is not None
     detached = branch_is_detached(config) and config.rationale.keep == "all"
     steers = config.train_pooling != "average" or "rationale" in (config.focus.source, config.saliency.source)

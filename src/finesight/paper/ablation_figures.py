@@ -73,7 +73,7 @@ def draw_ablation(experiment: AblationExperiment, results: Results, rows: Sequen
 
 def describe_data(experiment: AblationExperiment) -> str:
     """Name the data, the network and how long it was trained."""
-    source, config = experiment.source(), experiment.config(experiment.rows[0].variant, experiment.seeds[0])
+    source, config = experiment.source(), experiment.config(experiment.rows[0].training, experiment.seeds[0])
     name = "drawn look-alike birds" if source.kind == "lookalikes" else experiment.data.absolute().name
     classes = f", {len(np.unique(source.labels[source.labels >= 0]))} classes" if source.labels is not None else ""
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
@@ -104,7 +104,7 @@ def row_panel(rows: Sequence[Mapping[str, Any]], column: str, metric: str) -> Pa
 
 def epoch_panels(experiment: AblationExperiment, results: Results) -> list[Panel]:
     """Return held-out scores over epochs, or metrics of the training where a run has no held-out scores."""
-    used = {row.label: [results[row.variant][seed]["epochs"] for seed in experiment.seeds] for row in experiment.rows}
+    used = {row.label: [results[row.training][seed]["epochs"] for seed in experiment.seeds] for row in experiment.rows}
     scored = all(CURVES[0] in epochs for seeds in used.values() for epochs in seeds)
     panels = []
     for metric in CURVES if scored else UNSCORED_CURVES:

@@ -28,8 +28,8 @@ def result_rows(experiment: AblationExperiment, results: Results) -> list[dict[s
         pooling = experiment.pooling(row)
         axis = {} if experiment.ablation.axis is None else {experiment.ablation.axis[0]: row.x}
         for seed in experiment.seeds:
-            result = results[row.variant][seed]
-            names = {"row": row.label, "series": row.series, "training": row.variant, "pooling": pooling, "seed": seed}
+            result = results[row.training][seed]
+            names = {"row": row.label, "series": row.series, "training": row.training, "pooling": pooling, "seed": seed}
             scores = _scores(experiment, result["scores"][pooling]) if experiment.labeled else {}
             end = {name: result["end"].get(name) for name in TRAINING_METRICS}
             lines.append({**names, **axis, **scores, **end, **paper[row.label]})
@@ -44,7 +44,7 @@ def _scores(experiment: AblationExperiment, scores: Mapping[str, Any]) -> dict[s
 def write_results(experiment: AblationExperiment, results: Results, command: str) -> dict[str, Any]:
     """Write tables and figures and return what results.json holds. Without new results, the files stay the same."""
     rows = result_rows(experiment, results)
-    used = [results[variant][seed] for seed in experiment.seeds for variant in experiment.results]
+    used = [results[training][seed] for seed in experiment.seeds for training in experiment.results]
     write_atomic(experiment.out / "results.csv", _csv(rows))
     made = {key: "; ".join(dict.fromkeys(result[key] for result in used)) for key in ("machine", "commit", "date")}
     summary = {

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 from finesight.paper.published import TABLE_1, Place, paper_value
-from finesight.paper.rows import Variant
+from finesight.paper.rows import Training
 
 OURS, AVERAGE, GEM = "LCR", "average pooling", "GeM pooling"
 METRICS = ("rank1", "mAP")  # of the paper's, where it has them
@@ -19,25 +19,25 @@ PAPER_SETTING = {"CUB": "CUB-200-2011, 224 px", "Cars": "Stanford Cars, 224 px",
 
 @dataclass(frozen=True)
 class AblationRow:
-    """One scored line of an ablation: a variant under a pooling, drawn as a point of a line or as a bar."""
+    """One scored line of an ablation: a training under a pooling, drawn as a point of a line or as a bar."""
 
-    variant: str
+    training: str
     label: str
     series: str = OURS
     x: float | None = None  # None: the same all along the axis
-    pooling: str | None = None  # None: the variant's own
-    branch: str | None = None  # the variant's own pooling, but by this branch beside its own
+    pooling: str | None = None  # None: the training's own
+    branch: str | None = None  # the training's own pooling, but by this branch beside its own
     paper: Mapping[str, Place] = field(default_factory=dict)  # dataset -> where the paper's number is
 
 
 @dataclass(frozen=True)
 class Ablation:
-    """What is varied and how it is shown. ``settings`` are those of all variants; the user's are above them, and those
-    of a variant above both."""
+    """What is varied and how it is shown. ``settings`` are those of all trainings; the user's are above them, and those
+    of a training above both."""
 
     title: str
     about: str
-    variants: Mapping[str, Variant]
+    trainings: Mapping[str, Training]
     rows: tuple[AblationRow, ...]
     figure: Literal["lines", "bars", "epochs"]
     settings: Mapping[str, Any] = field(default_factory=dict)
@@ -54,7 +54,7 @@ OWN = 32  # the branch of the run itself, when the others are trained beside it
 
 
 def _with_controls(x: Mapping[str, float], label: str, paper: Sequence[Mapping[str, Place]], *pools: str) -> Any:
-    """Return the rows of variants along an axis: as they are, and under poolings that learn nothing."""
+    """Return the rows of trainings along an axis: as they are, and under poolings that learn nothing."""
     names = {"average": AVERAGE, "gem": GEM}
     own = [AblationRow(v, label.format(at), x=at, paper=p) for (v, at), p in zip(x.items(), paper, strict=True)]
     controls = [
@@ -74,7 +74,7 @@ _STUDIED = tuple(k for k in PROJECTIONS if k != OWN)
 K_SWEEP = Ablation(
     title="The number of projections K",
     about="One network a seed: no gradient of a branch reaches it, so those of every K are fitted beside each other.",
-    variants={"all-k": Variant(settings={"rationale.projections": OWN, "rationale.study": _STUDIED})},
+    trainings={"all-k": Training(settings={"rationale.projections": OWN, "rationale.study": _STUDIED})},
     rows=(
         *(
             AblationRow("all-k", f"K = {k}", x=k, branch=str(k) if k in _STUDIED else None, paper=paper)
@@ -92,7 +92,7 @@ K_SWEEP = Ablation(
 K_SWEEP_APART = replace(
     K_SWEEP,
     about="Every K is a training of its own.",
-    variants={f"k{k}": Variant(settings={"rationale.projections": k}) for k in PROJECTIONS},
+    trainings={f"k{k}": Training(settings={"rationale.projections": k}) for k in PROJECTIONS},
     rows=_with_controls({f"k{k}": k for k in PROJECTIONS}, "K = {:g}", _PAPER_K, "average", "gem"),
 )
 
@@ -106,7 +106,7 @@ def _paper_mlp(cars: str, cifar: str) -> dict[str, Place]:
 BRANCH = Ablation(
     title="The form of the fitting branch",
     about="K projections and their maximum (LCR), two layers in its place (MLP), or one projection.",
-    variants={method: Variant(method) for method in ("lcr", "lcr-mlp", "lcr-single")},
+    trainings={method: Training(method) for method in ("lcr", "lcr-mlp", "lcr-single")},
     rows=(
         AblationRow("lcr", "maximum over projections", paper=_paper_mlp("Ours", "Ours(K=32)")),
         AblationRow("lcr-mlp", "MLP", paper=_paper_mlp("MLP", "MLP")),
@@ -125,7 +125,7 @@ NU = Ablation(
     about="The branch's gradient reaches the encoder here (rationale.encoder_gradient=1): with an optimizer of its own "
     "and no gradient to the encoder, ν would change nothing.",
     settings={"rationale.encoder_gradient": 1.0},
-    variants={f"nu{nu:g}": Variant(settings={"rationale.nu": nu}) for nu in NUS},
+    trainings={f"nu{nu:g}": Training(settings={"rationale.nu": nu}) for nu in NUS},
     rows=_with_controls(
         {f"nu{nu:g}": nu for nu in NUS},
         "ν = {:g}",
@@ -139,7 +139,7 @@ NU = Ablation(
 DIM = Ablation(
     title="The dimension of the embedding",
     about="The size of what the contrastive loss compares (objective.dim); features are the network's, whatever it is.",
-    variants={f"dim{dim}": Variant(settings={"objective.dim": dim}) for dim in DIMS},
+    trainings={f"dim{dim}": Training(settings={"objective.dim": dim}) for dim in DIMS},
     rows=_with_controls(
         {f"dim{dim}": dim for dim in DIMS},
         "{} dimensions",
@@ -165,7 +165,7 @@ PROJECTION_CHOICE = Ablation(
     about="Projections are ranked by how much their answer varies over an image. After 60 % of the epochs the maximum "
     "is over all of them, the few of highest variance, or as many others; held-out images are searched every epoch.",
     settings={"validation.fraction": 0.25, "validation.every_n_epochs": 1, "rationale.keep_count": 8},
-    variants={f"keep-{kept}": Variant(settings={"rationale.keep": kept}) for kept in KEPT},
+    trainings={f"keep-{kept}": Training(settings={"rationale.keep": kept}) for kept in KEPT},
     rows=tuple(AblationRow(f"keep-{kept}", label, series=label) for kept, label in KEPT.items()),
     figure="epochs",
     keep_share=0.6,
@@ -182,10 +182,10 @@ RATIONALE_VARIANTS = Ablation(
     about="Each reading is trained and pooled as it says; controls pool the network of the reading finesight. Where "
     "nothing is held out (validation.fraction 0), 'released' hands out its last encoder, not its best. The KL of one "
     "reading is not that of another.",
-    variants={
-        **{name: Variant(settings={"rationale.variant": name}) for name in ("finesight", "paper", "released")},
-        "relu-loss": Variant(settings={"rationale.rectify": "relu", "rationale.score": "loss"}),
-        "relu-negative": Variant(settings={"rationale.rectify": "relu", "rationale.score": "negative_loss"}),
+    trainings={
+        **{name: Training(settings={"rationale.variant": name}) for name in ("finesight", "paper", "released")},
+        "relu-loss": Training(settings={"rationale.rectify": "relu", "rationale.score": "loss"}),
+        "relu-negative": Training(settings={"rationale.rectify": "relu", "rationale.score": "negative_loss"}),
     },
     rows=(
         AblationRow("finesight", "reading finesight", paper=_OURS),

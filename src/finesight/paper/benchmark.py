@@ -21,15 +21,15 @@ from finesight.paper.cost import Cost, Work, check_fits, estimate, total_cost
 from finesight.paper.datasets import CUB, PaperDataset, open_dataset
 from finesight.paper.experiment import Experiment, Plan, Run, Write, branch_is_detached
 from finesight.paper.machine import Meter, Usage
-from finesight.paper.rows import BIRD_ROWS, VARIANTS, Row, Variant
+from finesight.paper.rows import BIRD_ROWS, TRAININGS, Row, Training
 from finesight.paper.runs import embedding_health, is_finished, training_usage
 from finesight.paper.selection import is_frozen
 from finesight.training.config import TrainConfig
 from finesight.training.run_folder import RunFolder
 from finesight.training.train import hold_out
 
-FROZEN_SEED = 0  # the only seed of a variant that nothing is trained for
-ALIKE = {row.variant for row in BIRD_ROWS.values()}  # variants that cost what LCR does
+FROZEN_SEED = 0  # the only seed of a training that nothing is trained for
+ALIKE = {row.training for row in BIRD_ROWS.values()}  # trainings that cost what LCR does
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,39 +41,39 @@ class Benchmark(Experiment):
     weights: str
     dataset: PaperDataset = CUB
     rows: Mapping[str, Row] = field(default_factory=lambda: BIRD_ROWS)
-    variants: Mapping[str, Variant] = field(default_factory=lambda: VARIANTS)
+    trainings: Mapping[str, Training] = field(default_factory=lambda: TRAININGS)
 
     @property
     def results(self) -> dict[str, str]:
-        return {name: row.variant for name, row in self.rows.items()}
+        return {name: row.training for name, row in self.rows.items()}
 
-    def config(self, variant: str, seed: int) -> TrainConfig:
-        """Return the configuration of a training; a frozen variant sees the images as MoCo v2 does."""
-        entry = Variant("moco-v2") if is_frozen(variant) else self.variants.get(variant) or Variant(variant)
+    def config(self, training: str, seed: int) -> TrainConfig:
+        """Return the configuration of a training; a frozen training sees the images as MoCo v2 does."""
+        entry = Training("moco-v2") if is_frozen(training) else self.trainings.get(training) or Training(training)
         return self.profile.config(entry, data=self.data, seed=seed, given={"backbone.weights": self.weights})
 
-    def settings(self, variant: str) -> dict[str, Any]:
-        known = super().settings(variant) | {"data": self.dataset.folder}
-        if not is_frozen(variant):
+    def settings(self, training: str) -> dict[str, Any]:
+        known = super().settings(training) | {"data": self.dataset.folder}
+        if not is_frozen(training):
             return known
         used = {key: value for key, value in known.items() if key.startswith("backbone.") or key == "limit_classes"}
-        return used | {"resolution": self.config(variant, 0).encoder_resolution}
+        return used | {"resolution": self.config(training, 0).encoder_resolution}
 
-    def run(self, variant: str, seed: int) -> Run | None:
-        """Return the training that gives a variant.
+    def run(self, training: str, seed: int) -> Run | None:
+        """Return the run that gives the network of a training.
 
         Where nothing of LCR's branch reaches the encoder, that encoder is MoCo v2's to the last bit: one training
-        gives both. A frozen variant is scored once, as seed 0.
+        gives both. A frozen training is scored once, as seed 0.
         """
-        if is_frozen(variant) and seed != FROZEN_SEED:
+        if is_frozen(training) and seed != FROZEN_SEED:
             return None
-        return Run("lcr" if variant == "moco-v2" and self._lcr_trains_moco() else variant, seed)
+        return Run("lcr" if training == "moco-v2" and self._lcr_trains_moco() else training, seed)
 
     def folder(self, run: Run) -> RunFolder:
-        return RunFolder(self.runs / self.profile.name / f"{run.variant}-seed{run.seed}")
+        return RunFolder(self.runs / self.profile.name / f"{run.training}-seed{run.seed}")
 
     def encoder(self, run: Run) -> Encoder:
-        if not is_frozen(run.variant):
+        if not is_frozen(run.training):
             return super().encoder(run)
         config = self.config(*run)
         with torch.random.fork_rng(devices=()):
@@ -93,7 +93,7 @@ class Benchmark(Experiment):
 
     def score(self, run: Run, names: Sequence[str], source: ImageSource, write: Write) -> None:
         """Score all rows of a run in one pass over the images."""
-        encoder, trained = self.encoder(run), Usage() if is_frozen(run.variant) else training_usage(self.folder(run))
+        encoder, trained = self.encoder(run), Usage() if is_frozen(run.training) else training_usage(self.folder(run))
         meter = Meter()
 
         def write_rows(evaluation: Evaluation) -> None:
@@ -116,7 +116,7 @@ class Benchmark(Experiment):
 
     def work(self, plan: Plan) -> Work:
         """Count what ``plan`` has to train, embed and probe."""
-        untrained = [run for run in plan if not is_frozen(run.variant) and not is_finished(self.folder(run))]
+        untrained = [run for run in plan if not is_frozen(run.training) and not is_finished(self.folder(run))]
         return Work(
             trainings=len(untrained),
             networks=len(plan),
@@ -129,11 +129,11 @@ class Benchmark(Experiment):
         source, costs = self.limited_source(), {}
         parts: dict[str, Plan] = {}  # runs that cost alike
         for run, names in plan.items():
-            parts.setdefault("lcr" if run.variant in ALIKE else run.variant, {})[run] = names
-        for variant, part in parts.items():
-            costs[variant] = estimate(self.config(variant, 0), source, self.work(part), self.runtime.devices)
+            parts.setdefault("lcr" if run.training in ALIKE else run.training, {})[run] = names
+        for training, part in parts.items():
+            costs[training] = estimate(self.config(training, 0), source, self.work(part), self.runtime.devices)
             if len(parts) > 1:
-                console.print(f"{variant}: {costs[variant].words()}")
+                console.print(f"{training}: {costs[training].words()}")
         cost = total_cost(list(costs.values()))
         console.print(cost.words())
         check_fits(cost, self.runs, self.runtime)
@@ -152,23 +152,23 @@ class Benchmark(Experiment):
 
     def _result(self, name: str, run: Run, evaluation: Evaluation) -> dict[str, Any]:
         row, scores = self.rows[name], evaluation.scores
-        config = self.config(row.variant, run.seed)
+        config = self.config(row.training, run.seed)
         images = {split: scores["setting"][f"{split}_images"] for split in ("train", "test")}
         return {
             "dataset": self.dataset.name,
             "classes": self.profile.classes or len(evaluation.cache.source.classes),
             "method": name,
-            "network": row.variant,
-            "trained_as": run.variant,
+            "network": row.training,
+            "trained_as": run.training,
             "pooling": row.pooling,
             "seed": run.seed,
             "profile": self.profile.facts(config, _queue(config, images["train"])),
-            "settings": self.settings(row.variant),
+            "settings": self.settings(row.training),
             "retrieval": scores["retrieval"],
             "linear": scores.get("linear"),
             "localization": scores.get("localization"),
             "images": images,
-            "health": None if is_frozen(row.variant) else embedding_health(self.folder(run)),
+            "health": None if is_frozen(row.training) else embedding_health(self.folder(run)),
             "command": self._command(name, run.seed),
         }
 

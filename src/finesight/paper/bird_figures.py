@@ -10,7 +10,7 @@ from finesight.explain.objective_cam import loss_gradcam
 from finesight.features.encoder import Encoder, pixels
 from finesight.paper.benchmark import Benchmark
 from finesight.paper.profiles import Profile
-from finesight.paper.rows import BIRD_ROWS, VARIANTS
+from finesight.paper.rows import BIRD_ROWS, TRAININGS
 from finesight.paper.runs import is_finished
 from finesight.paper.scores import CURVE, OURS, values
 from finesight.paper.store import Results
@@ -37,7 +37,7 @@ def k_panel(profile: Profile, results: Results, metric: str) -> KCurve:
 
 def own_k(profile: Profile) -> int:
     """Return K of the row LCR itself; the others were trained beside it."""
-    rationale = profile.config(VARIANTS[OURS], data="", seed=SEED, given={"backbone.weights": "random"}).rationale
+    rationale = profile.config(TRAININGS[OURS], data="", seed=SEED, given={"backbone.weights": "random"}).rationale
     assert rationale is not None
     return rationale.projections
 
@@ -47,7 +47,7 @@ def attention_figure(bench: Benchmark) -> bytes | None:
 
     The left map is what LCR's branch is taught, the right one what it predicts.
     """
-    runs = [bench.run(variant, SEED) for variant in ("moco-v2", "lcr")]
+    runs = [bench.run(training, SEED) for training in ("moco-v2", "lcr")]
     moco, lcr = (bench.folder(run) for run in runs if run is not None)
     if not (is_finished(moco) and is_finished(lcr)):
         return None

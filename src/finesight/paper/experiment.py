@@ -24,9 +24,9 @@ Write = Callable[[str, Mapping[str, Any], RetrievalScores | None], None]  # name
 
 
 class Run(NamedTuple):
-    """One training: a variant with a seed."""
+    """One training: a training with a seed."""
 
-    variant: str
+    training: str
     seed: int
 
 
@@ -50,10 +50,10 @@ class Experiment(ABC):
     @property
     @abstractmethod
     def results(self) -> Mapping[str, str]:
-        """The name of every result a seed has, and the variant it is of."""
+        """The name of every result a seed has, and the training it is of."""
 
     @abstractmethod
-    def config(self, variant: str, seed: int) -> TrainConfig:
+    def config(self, training: str, seed: int) -> TrainConfig:
         """Return the configuration of a training; raise a ``FineSightError`` if a setting is wrong."""
 
     @abstractmethod
@@ -68,16 +68,16 @@ class Experiment(ABC):
     def is_complete(self, name: str, seed: int, result: Mapping[str, Any]) -> bool:
         """Tell whether a stored result has all that is wanted of it."""
 
-    def settings(self, variant: str) -> dict[str, Any]:
+    def settings(self, training: str) -> dict[str, Any]:
         """Return the settings that a result must have been made with."""
-        return comparable_settings(self.config(variant, 0))
+        return comparable_settings(self.config(training, 0))
 
-    def run(self, variant: str, seed: int) -> Run | None:
-        """Return the training that gives a variant; None for a seed that it does not have."""
-        return Run(variant, seed)
+    def run(self, training: str, seed: int) -> Run | None:
+        """Return the training that gives a training; None for a seed that it does not have."""
+        return Run(training, seed)
 
     def folder(self, run: Run) -> RunFolder:
-        return RunFolder(self.runs / f"{run.variant}-seed{run.seed}")
+        return RunFolder(self.runs / f"{run.training}-seed{run.seed}")
 
     def encoder(self, run: Run) -> Encoder:
         """Return the trained encoder; train it first, or go on where it was cut off."""
@@ -93,14 +93,14 @@ class Experiment(ABC):
         """
         stored, plan = self.store.read(), Plan()
         for seed in seeds:
-            for name, variant in self.results.items():
-                if (run := self.run(variant, seed)) is None:
+            for name, training in self.results.items():
+                if (run := self.run(training, seed)) is None:
                     continue
                 result = stored.get(name, {}).get(seed)
                 if result is not None:
                     what = f"The result {self.store.file(name, seed)}"
                     advice = f"Delete it, or give another {self.store_option}."
-                    require_same_settings(what, result["settings"], self.settings(variant), advice)
+                    require_same_settings(what, result["settings"], self.settings(training), advice)
                 if result is None or not self.is_complete(name, seed, result):
                     plan.setdefault(run, []).append(name)
         for run in plan:
@@ -116,8 +116,8 @@ class Experiment(ABC):
             return
         source, made = self.source(), provenance()  # of the code now: files may change while it runs
         for run, names in plan.items():
-            rows = "" if names == [run.variant] else f": {', '.join(names)}"
-            console.rule(f"{self.command}: {run.variant}, seed {run.seed}{rows}")
+            rows = "" if names == [run.training] else f": {', '.join(names)}"
+            console.rule(f"{self.command}: {run.training}, seed {run.seed}{rows}")
 
             def write(
                 name: str, result: Mapping[str, Any], queries: RetrievalScores | None, seed: int = run.seed

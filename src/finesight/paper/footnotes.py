@@ -99,7 +99,7 @@ def make_footnote(dataset: PaperDataset, name: str, results: Sequence[Mapping[st
 
 
 def _footnote(dataset: PaperDataset, name: str, result: Mapping[str, Any]) -> Footnote:
-    trained = not is_frozen(find_row(name).variant)
+    trained = not is_frozen(find_row(name).training)
     known = result["profile"]
     names = PAPER if trained else ("test_resolution",)
     return Footnote(

@@ -1,4 +1,4 @@
-"""Profiles: named settings. All that a number depends on is in here, in the variant or in the seed."""
+"""Profiles: named settings. All that a number depends on is in here, in the training or in the seed."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict
 from finesight.errors import FineSightError
 from finesight.methods.base import find_method
 from finesight.methods.moco import MoCo
-from finesight.paper.rows import BIRD_ROWS, Row, Variant
+from finesight.paper.rows import BIRD_ROWS, Row, Training
 from finesight.training.config import TrainConfig, build_config
 from finesight.training.renamed import current_settings
 
 
 class Profile(BaseModel):
-    """Settings for every variant, and more for those that have a rationale."""
+    """Settings for every training, and more for those that have a rationale."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
@@ -30,11 +30,11 @@ class Profile(BaseModel):
     probed: tuple[str, ...] | None = None  # the rows that get linear probes; None: all that may
 
     def config(
-        self, variant: Variant, *, data: str | Path, seed: int, given: Mapping[str, Any] | None = None
+        self, training: Training, *, data: str | Path, seed: int, given: Mapping[str, Any] | None = None
     ) -> TrainConfig:
-        """Return the configuration of a variant. ``given`` settings are above the profile's and below the variant's."""
-        own = {**(given or {}), **variant.settings}
-        method = variant.method or own.get("method", "lcr")
+        """Return the configuration of a training: its settings override ``given`` ones, which override the profile's."""
+        own = {**(given or {}), **training.settings}
+        method = training.method or own.get("method", "lcr")
         entry = find_method(method)
         ours = entry.rationale and current_settings(own)[0].get("rationale.variant", "finesight") == "finesight"
         rationale = {key: value for key, value in self.rationale.items() if ours and key not in entry.settings}

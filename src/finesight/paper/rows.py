@@ -1,4 +1,4 @@
-"""The variants and rows of ``finesight bench birds``. Nothing heavy is imported: the command line reads this."""
+"""The trainings and rows of ``finesight bench birds``. Nothing heavy is imported: the command line reads this."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from finesight.nn.poolings import BranchPooling
 
 
 @dataclass(frozen=True)
-class Variant:
+class Training:
     """A method and settings on top of the profile's. It is trained once for every seed, unless nothing is to train."""
 
     method: str | None = None  # None: LCR, or the method the user sets
@@ -19,9 +19,9 @@ class Variant:
 
 @dataclass(frozen=True)
 class Row:
-    """One scored line of a table: a variant under a pooling."""
+    """One scored line of a table: a training under a pooling."""
 
-    variant: str
+    training: str
     pooling: str
     label: str
     paper: str | None = None  # its row in the paper's tables
@@ -31,11 +31,11 @@ class Row:
 PROJECTIONS = (1, 2, 4, 8, 16, 64, 128, 256)  # the K curve beside LCR's own 32
 UNTRAINED = "untrained"
 
-VARIANTS: dict[str, Variant] = {  # every other variant is the method of its name
-    "lcr": Variant("lcr", {"rationale.study": PROJECTIONS}),
-    "lcr-paper": Variant("lcr", {"rationale.variant": "paper"}),
+TRAININGS: dict[str, Training] = {  # every other training is the method of its name
+    "lcr": Training("lcr", {"rationale.study": PROJECTIONS}),
+    "lcr-paper": Training("lcr", {"rationale.variant": "paper"}),
     # The row ``lcr-multitask`` is LCR's network averaged; in the method of that name the branch trains the encoder too.
-    "multitask": Variant("lcr-multitask"),
+    "multitask": Training("lcr-multitask"),
 }
 
 

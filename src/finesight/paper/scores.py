@@ -68,7 +68,7 @@ def score_rows(results: Results, rows: Mapping[str, Row] = BIRD_ROWS) -> list[di
 def seed_pairs(results: Results, first: str, second: str) -> list[tuple[int, int]]:
     """Return the seeds to compare: those both rows have. The only seed of a frozen row stands beside each other one."""
     a, b = sorted(results[first]), sorted(results[second])
-    if is_frozen(BIRD_ROWS[first].variant) != is_frozen(BIRD_ROWS[second].variant):
+    if is_frozen(BIRD_ROWS[first].training) != is_frozen(BIRD_ROWS[second].training):
         return [(seed, other) for seed in a for other in b]
     return [(seed, seed) for seed in a if seed in b]
 

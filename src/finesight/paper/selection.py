@@ -1,4 +1,4 @@
-"""Rows and variants by name: those of the birds, and every registered method."""
+"""Rows and trainings by name: those of the birds, and every registered method."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from finesight.errors import unknown
 from finesight.methods.base import METHODS
-from finesight.paper.rows import BIRD_ROWS, VARIANTS, Row
+from finesight.paper.rows import BIRD_ROWS, TRAININGS, Row
 
 
 def find_row(name: str) -> Row:
@@ -25,9 +25,9 @@ def find_row(name: str) -> Row:
     return Row(name, method.pooling or ("rationale-gem" if method.rationale else "average"), method.about, method.paper)
 
 
-def is_frozen(variant: str) -> bool:
-    """Tell whether nothing is trained for a variant."""
-    return METHODS[_method(variant)].objective is None
+def is_frozen(training: str) -> bool:
+    """Tell whether nothing is trained for a training."""
+    return METHODS[_method(training)].objective is None
 
 
 def select_rows(names: Sequence[str], table: Sequence[str] = tuple(BIRD_ROWS)) -> dict[str, Row]:
@@ -42,6 +42,6 @@ def select_rows(names: Sequence[str], table: Sequence[str] = tuple(BIRD_ROWS)) -
     return {name: find_row(name) for name in dict.fromkeys(chosen)}
 
 
-def _method(variant: str) -> str:
-    entry = VARIANTS.get(variant)
-    return variant if entry is None or entry.method is None else entry.method
+def _method(training: str) -> str:
+    entry = TRAININGS.get(training)
+    return training if entry is None or entry.method is None else entry.method

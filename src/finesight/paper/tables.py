@@ -34,7 +34,7 @@ class Column:
     ours: tuple[str, ...]
     paper: dict[str, tuple[str, ...]]  # name -> keys in the paper's row, {} being the dataset's column
     unit: float = 1.0  # ours are divided by it
-    shared: bool = True  # whether it holds for a variant that another's training gave
+    shared: bool = True  # whether it holds for a training that another's training gave
 
 
 @dataclass(frozen=True)
@@ -193,7 +193,7 @@ def _numbers(column: Column, results: Sequence[dict[str, Any]]) -> list[float]:
 
 
 def _own_training(result: Mapping[str, Any]) -> bool:
-    """Tell whether the time of a training is known: not of a variant that another's gave, or that nothing trained."""
+    """Tell whether the time of a training is known: not of a training that another's gave, or that nothing trained."""
     return result["trained_as"] == result["network"] and bool(result["seconds"])
 
 
