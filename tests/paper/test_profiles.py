@@ -48,7 +48,7 @@ def test_the_networks_of_a_profile_differ_in_the_rationale_only(name: str) -> No
     assert lcr.rationale.projections not in PROJECTIONS, "the row LCR is its own point of the curve"
     literal = config(name, "lcr-paper").rationale
     assert literal is not None
-    assert literal.training == "paper"
+    assert literal.variant == "paper"
     assert literal.study == ()
 
 

@@ -32,7 +32,7 @@ class Profile(BaseModel):
     def config(
         self, training: Training, *, data: str | Path, seed: int, given: Mapping[str, Any] | None = None
     ) -> TrainConfig:
-        """Return the configuration of a training: its settings override ``given`` ones, which override the profile's."""
+        """Return the configuration of a training: its settings override ``given`` ones, and these the profile's."""
         own = {**(given or {}), **training.settings}
         method = training.method or own.get("method", "lcr")
         entry = find_method(method)
