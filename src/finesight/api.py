@@ -14,7 +14,7 @@ from finesight.training.train import train as train_run
 
 
 def load(path: str | Path) -> Encoder:
-    """The encoder of a finished run (the run folder, or its ``encoder`` folder)."""
+    """Return the encoder of a finished run (the run folder, or its ``encoder`` folder)."""
     return Encoder.load(path)
 
 
@@ -35,6 +35,6 @@ def evaluate(encoder: Encoder | str | Path, data: str | Path, **options: Any) ->
 
 
 def frozen(backbone: BackboneConfig, resolution: int, pooling: str = "average") -> Encoder:
-    """A network as it comes, without any training: the baseline everything must beat."""
+    """Return a network with its weights as they are, the baseline of every training."""
     settings = EncoderConfig(method="frozen", resolution=resolution, pooling=pooling, backbone=backbone)
     return Encoder.untrained(settings)

@@ -9,7 +9,7 @@ class FineSightError(Exception):
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FineSightError:
-    """For a name that is none of those known: the error suggests the nearest, or all of them when none is near."""
+    """Return the error for an unknown name; it suggests the nearest known names, or all if none is near."""
     names = list(known)
     near = difflib.get_close_matches(name, names, n=3, cutoff=0.4) or names
     return FineSightError(f"There is no {kind} {name!r}. Nearest: {', '.join(near)}.")

@@ -10,7 +10,7 @@ from finesight.training.renamed import current_settings
 
 
 def parsed(text: str) -> Any:
-    """A setting as YAML reads it: 0.5 a number, true a switch, null nothing."""
+    """Return a setting as YAML reads it: 0.5 is a number, true is a switch, null is nothing."""
     import yaml
 
     try:

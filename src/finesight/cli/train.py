@@ -117,7 +117,7 @@ def train(
 
 
 def _rationale_flags(wanted: bool | None, variant: Variant | None, projections: int | None) -> dict[str, Any]:
-    """A variant asks for the rationale too; without either, the method decides."""
+    """Return the settings of the rationale; a variant asks for it too, and without either the method decides."""
     if wanted is False:
         if variant is not None or projections is not None:
             raise FineSightError("--no-rationale leaves nothing that --variant or --projections could set.")

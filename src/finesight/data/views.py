@@ -109,7 +109,7 @@ class ViewConfig(BaseModel):
         return self.local_resolution or max(2, round(self.resolution * 3 / 7))
 
     def kinds(self) -> list[ViewConfig]:
-        """How each view of an image is made: two large ones, then the local crops."""
+        """Return how each view of an image is made: two large ones, then the local crops."""
         plain = self.model_copy(
             update={
                 **dict.fromkeys(("second_blur", "second_solarize", "second_paste", "local_resolution", "local_blur")),
@@ -129,7 +129,7 @@ class ViewConfig(BaseModel):
 
     @property
     def blur_kernel(self) -> int:
-        """The odd kernel size that holds three of the largest σ and can still be reflected at the edge."""
+        """Return the odd kernel size that holds three of the largest σ and can still be reflected at the edge."""
         radius = math.ceil(3 * self.blur_sigma[1] * self.resolution / self.blur_resolution)
         return 2 * min(radius, self.resolution - 1) + 1
 
@@ -262,7 +262,7 @@ def crop_resize_flip(canvas: Tensor, crop: Tensor, flip: Tensor, resolution: int
 
 
 def _grid(start: Tensor, size: Tensor, flip: Tensor, resolution: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each of R output pixels the two source pixels and how far it lies between them, (N, R) each."""
+    """Return, for each of R output pixels, its two source pixels and how far it lies between them, (N, R) each."""
     target = torch.arange(resolution, device=start.device).expand(len(start), -1)
     target = torch.where(flip[:, None], resolution - 1 - target, target)
     last = (size - 1)[:, None]

@@ -15,7 +15,7 @@ console = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_table(rows: Sequence[Mapping[str, object]]) -> None:
-    """To standard output; the first column is words, the others numbers. Never cut when it goes to a file."""
+    """Print a table to standard output: the first column is text, the others are numbers. Files get it uncut."""
     table = Table(box=box.SIMPLE_HEAD)
     for n, key in enumerate(rows[0]):
         table.add_column(key, justify="right" if n else "left", no_wrap=not n)

@@ -44,7 +44,7 @@ class Footnote:
 
     @property
     def setting(self) -> dict[str, Any]:
-        """What rows must share to have one footnote."""
+        """Return what rows must share to have one footnote."""
         own = {key: value for key, value in vars(self).items() if key not in ("facts", *COLLECTED)}
         return {**own, **self.facts}
 

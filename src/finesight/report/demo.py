@@ -132,7 +132,7 @@ def _poolings(network: str) -> list[str]:
 
 
 def _same_background(evaluation: Evaluation) -> dict[str, float]:
-    """How often the nearest test image has the same habitat, and how often a blind choice would have."""
+    """Return how often the nearest test image has the same habitat, and how often a random one would."""
     known = habitats(evaluation.cache.source)[evaluation.test]
     features = evaluation.extracted.features[evaluation.pooling]
     nearest, _ = neighbors(features, np.arange(len(known)), 1)

@@ -183,7 +183,7 @@ def train_config(objective: str | None) -> type[TrainConfig]:
 
 
 def _rationale(values: dict[str, Any], chosen: Method) -> dict[str, Any] | None:
-    """Its settings on top of the variant's. A method has a rationale or not; true, false or a variant decide anew."""
+    """Return the rationale's settings on top of its variant's; None if the method, or the user, wants no rationale."""
     wanted = values.get("rationale")
     if wanted is False or (wanted is None and "rationale" in values):
         return None

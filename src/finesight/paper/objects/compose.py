@@ -27,7 +27,7 @@ _LEAST = 1e-4  # the same for a whole image against its plain mean: only an imag
 
 
 def crop_maps(maps: Tensor, sizes: Tensor, crop: Tensor, flip: Tensor, resolution: int) -> Tensor:
-    """What a view shows of its image's map: uint8 (N, S, S) -> float32 in [0, 1] (N, R, R).
+    """Crop the map of each image to what its view shows: uint8 (N, S, S) -> float32 in [0, 1] (N, R, R).
 
     A map covers its whole image, stretched to a square; ``sizes`` (N, 2) are the images' height and width,
     ``crop`` (N, 4) and ``flip`` (N,) the view's. The map goes on around the crop, so it is clamped at its own
@@ -52,7 +52,7 @@ def crop_maps(maps: Tensor, sizes: Tensor, crop: Tensor, flip: Tensor, resolutio
 
 
 def _neighbors(target: Tensor, start: Tensor, size: Tensor, whole: Tensor, cells: int) -> tuple[Tensor, Tensor, Tensor]:
-    """For each output pixel the two map cells and how far it lies between them, (N, R) each.
+    """Return, for each output pixel, its two map cells and how far it lies between them, (N, R) each.
 
     Output pixel t lies at (start + (t + ½) size / R) S / whole − ½ of the map; as a fraction of integers, so
     that large images cost no precision.
@@ -101,7 +101,7 @@ def sample_paste(
 
 
 def _edges(kinds: Sequence[float]) -> list[float]:
-    """Where one kind ends and the next begins in [0, 1)."""
+    """Return where one kind ends and the next begins in [0, 1)."""
     if len(kinds) != 3 or not all(math.isfinite(kind) and kind >= 0 for kind in kinds) or not any(kinds):
         raise ValueError(f"the kinds of background need three weights, none negative and not all zero, got {kinds}")
     first, second, total = accumulate(kinds)
@@ -115,7 +115,7 @@ def usable(alpha: Tensor, least: float = 0.02, most: float = 0.9) -> Tensor:
 
 
 def background_of(images: Tensor, alpha: Tensor) -> Tensor:
-    """The image with its object replaced by what surrounds it: (N, 3, R, R), (N, R, R) -> (N, 3, R, R).
+    """Replace the object of an image by what surrounds it: (N, 3, R, R), (N, R, R) -> (N, 3, R, R).
 
     Normalized convolution on a pyramid: a cell is the mean of its background, and the less background it has
     the more it takes from the coarser cells around it.

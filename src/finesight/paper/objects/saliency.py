@@ -180,7 +180,7 @@ def _swap_rows_and_columns(rows: Tensor) -> Tensor:
 
 
 def _sweep(values: Tensor, high: Tensor, low: Tensor) -> None:
-    """From the first row to the last and back: a pixel takes its neighbor's path where that has a lower barrier."""
+    """Sweep down and back up: a pixel takes the path of its neighbor where that has a lower barrier."""
     lines = list(zip(values, high, low, strict=True))
     for order in (lines, lines[::-1]):
         for (_, high_before, low_before), (value, high_here, low_here) in pairwise(order):
