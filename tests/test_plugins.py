@@ -5,6 +5,7 @@ The method is the one that CONTRIBUTING.md walks through, taken from that page w
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -15,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from processes import Finished, command, finesight
+from processes import Finished, command, environment, finesight
 
 PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
 GROUPS = {
@@ -147,11 +148,19 @@ def test_datasets_know_the_layout(plugin: Path, toy: Path) -> None:
     assert (verified["dataset"], verified["complete"]) == ("toy", True)
 
 
-def test_training_writes_its_metrics_and_the_report_draws_them(run: Path) -> None:
+def test_training_writes_its_metrics_and_the_report_draws_them(plugin: Path, run: Path) -> None:
     header = (run / "metrics.csv").read_text().splitlines()[0].split(",")
     assert {"alignment_distance", "uniformity", "kl"} <= set(header)
     assert "method: align-uniform-lcr" in (run / "config.yaml").read_text()
     assert (run / "report.html").exists()
+    code = (
+        "import sys; from pathlib import Path; from finesight.report.run_report import training_curves; "
+        "from finesight.training.run_folder import RunFolder; print(*training_curves(RunFolder(Path(sys.argv[1]))))"
+    )
+    env = environment(PYTHONPATH=os.pathsep.join([str(plugin), *sys.path]))
+    done = subprocess.run([sys.executable, "-c", code, run], capture_output=True, text=True, env=env, check=True)
+    assert "distance of two views" in done.stdout
+    assert "uniformity" in done.stdout
 
 
 def test_evaluate_scores_the_metric_and_the_report_shows_it(plugin: Path, run: Path, toy: Path) -> None:
@@ -182,3 +191,14 @@ def test_embed_takes_the_pooling(plugin: Path, run: Path, toy: Path, tmp_path: P
 def test_explain_shows_the_gradcam_of_its_loss(plugin: Path, run: Path, toy: Path, tmp_path: Path) -> None:
     finished(plugin, "explain", run, toy, "-o", tmp_path / "why", "--quiet")
     assert (tmp_path / "why" / "index.html").exists() or any((tmp_path / "why").glob("*.html"))
+
+
+def test_the_bench_runs_the_method_and_has_a_column_of_the_metric(plugin: Path, toy: Path, tmp_path: Path) -> None:
+    network = ("backbone.name=test_resnet", "backbone.weights=random", "backbone.output_stride=8")
+    settings = ("method=align-uniform-lcr", "epochs=1", "batch_size=8", "views.resolution=32", *network)
+    options = [word for setting in settings for word in ("--set", setting)]
+    finished(plugin, "bench", "k-sweep", "--data", toy, "--out", tmp_path / "bench", *options, "--quiet")
+    with (tmp_path / "bench" / "results.csv").open(newline="") as stream:
+        rows = list(csv.DictReader(stream))
+    assert rows
+    assert all(0 <= float(row["r_precision"]) <= 100 for row in rows)
