@@ -9,6 +9,7 @@ import csv
 import json
 import os
 import re
+import subprocess
 import sys
 from pathlib import Path
 
