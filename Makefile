@@ -21,8 +21,10 @@ lint: $(VENV)/.installed
 	$(BIN)/lint-imports --no-logo
 
 # What to run while working: lint, types and the fast tests, at most 90 seconds on 2 cores.
+FAST := $(addprefix tests/,io data nn rationale methods training features evaluation search plots cli test_registry.py)
+
 check: lint
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow"
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(FAST)
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile

@@ -19,6 +19,13 @@ from processes import TINY, Finished, command, succeeded
 hypothesis.settings.register_profile("same", derandomize=True)  # whether a change lands is not a matter of luck
 hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Begin with the files that have slow tests: a long one at the end would leave the other processes idle."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path.name != "test_learning.py", item.path not in slow))
+
+
 SPECIES, TRAIN, TEST = 4, 12, 6  # drawn: 48 train and 24 test images
 
 

@@ -65,6 +65,7 @@ def test_names_come_when_they_are_used() -> None:
         modules_after("import finesight; finesight.nothing")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("args", [("--help",), ("train", "--help"), ("--version",)])
 def test_help_takes_less_than_a_second(args: tuple[str, ...]) -> None:
     """Of processor time: the clock on the wall also sees what else the machine does."""

@@ -19,6 +19,8 @@ from PIL import Image
 
 from processes import Finished, command, environment, finesight
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).resolve().parents[1] / "CONTRIBUTING.md"
 GROUPS = {
     "finesight.methods": "align_uniform",

@@ -15,6 +15,8 @@ from finesight.methods.base import METHODS
 from processes import TINY, command, finesight, refused, succeeded, trained
 from real_birds import WEIGHTS, cub_root, needs_weights
 
+pytestmark = pytest.mark.slow
+
 PLAIN = tuple(word for word in TINY if word not in ("--projections", "4"))  # for methods without a rationale
 
 
@@ -247,29 +249,15 @@ def test_unknown_options_and_commands(tmp_path: Path) -> None:
 # --- the real birds ---------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 @needs_weights
 def test_real_birds(tmp_path: Path) -> None:
-    """The commands FineSight is shown with, on CUB-200-2011: ResNet-50, the default batch of 128 in one step."""
+    """The commands FineSight is shown with, on CUB-200-2011: one step of a ResNet-50."""
     run, cub = tmp_path / "RUN", cub_root()
     options = ("--backbone", "resnet50", "--weights", WEIGHTS, "--resolution", "112", "--output-stride", "16")
-    done = succeeded(
-        finesight(
-            "train",
-            "--data",
-            cub,
-            *options,
-            "--epochs",
-            "1",
-            "--limit-images",
-            "256",
-            "--out",
-            run,
-            OMP_NUM_THREADS="2",
-        )
-    )
+    size = ("--epochs", "1", "--batch-size", "64", "--limit-images", "72")
+    done = succeeded(finesight("train", "--data", cub, *options, *size, "--out", run, OMP_NUM_THREADS="2"))
     assert "5,994 train + 5,794 test" in done.err
-    assert "230 images, 1 steps." in done.err
+    assert "64 images, 1 steps." in done.err
     assert (run / "encoder" / "encoder.safetensors").exists()
     scored = succeeded(finesight("evaluate", run, "--data", cub, "--json", "--limit-classes", "3", OMP_NUM_THREADS="2"))
     scores = json.loads(scored.out)

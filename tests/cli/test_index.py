@@ -48,6 +48,7 @@ def folder(unlabeled: Path, tmp_path: Path) -> Path:
     return Path(shutil.copytree(unlabeled, tmp_path / "photos"))
 
 
+@pytest.mark.slow
 def test_index_then_search(run: Path, folder: Path, tmp_path: Path) -> None:
     text = ran("index", run, folder, "--quiet")
     assert "24 images (24 added" in text
@@ -73,6 +74,7 @@ def test_index_then_search(run: Path, folder: Path, tmp_path: Path) -> None:
     assert "image-03.png" in ran("search", run, kept / "image-03.png", "-k", "1", "--diversity", "0.3")
 
 
+@pytest.mark.slow
 def test_what_goes_wrong_is_said(run: Path, folder: Path, tmp_path: Path) -> None:
     query = folder / "image-00.png"
     assert "no index yet" in failed("search", run, query)

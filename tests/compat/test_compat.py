@@ -17,6 +17,8 @@ from numpy.typing import NDArray
 
 from processes import command
 
+pytestmark = pytest.mark.slow
+
 SAVED = Path(__file__).parent / "v0.1"
 CACHED_IMAGES = Path("/tmp/finesight-compat/images")  # part of the keys of the saved cache
 SIZES, CHANGED = (3991, 3826, 3683, 3903), 1_700_000_000  # bytes and time of the images when they were cached

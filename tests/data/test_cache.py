@@ -620,6 +620,7 @@ def check_all(folder: Path, opened, tmp_path: Path) -> None:
     assert not list((tmp_path / "cache").rglob(".*"))
 
 
+@pytest.mark.slow
 def test_killed_while_building(hundred: Path, tmp_path: Path, opened) -> None:
     """kill -9 in the third shard: two are kept, the half one is never seen, the next build is whole."""
     side_folder = tmp_path / "cache" / f"v1-side{SIDE}"
@@ -646,6 +647,7 @@ def test_killed_while_building(hundred: Path, tmp_path: Path, opened) -> None:
     check_all(hundred, opened, tmp_path)
 
 
+@pytest.mark.slow
 def test_two_processes_at_once(hundred: Path, tmp_path: Path, opened) -> None:
     """One builds, the other waits; both see everything and nothing is decoded twice."""
     both = [start(hundred, tmp_path, 1) for _ in range(2)]

@@ -292,7 +292,7 @@ def test_a_tenth_of_the_official_size_takes_seconds(binary: Path) -> None:
         (binary / f"{name}.bin").write_bytes(records.tobytes())
     start = time.process_time()
     source = open_source(binary)
-    assert time.process_time() - start < 4
+    assert time.process_time() - start < 8
     assert Cifar100().super_categories(source) == tuple(f"coarse_{i // 5}" for i in range(100))
     start = time.process_time()
     assert len(open_source(binary)) == 6000

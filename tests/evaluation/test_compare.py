@@ -25,6 +25,8 @@ from finesight.evaluation.evaluate import evaluate
 from finesight.features.encoder import Encoder
 from finesight.nn.backbone_config import BackboneConfig
 
+pytestmark = pytest.mark.slow
+
 Found = tuple[int, float, str]  # place of the first of its class, AP, nearest
 
 

@@ -32,6 +32,8 @@ from finesight.nn.poolings import POOLINGS, offered_poolings
 from finesight.rationale.config import VARIANTS
 from processes import Finished, command, refused, succeeded
 
+pytestmark = pytest.mark.slow
+
 PLAIN = ("--backbone", "test_resnet", "--weights", "random", "--resolution", "32", "--output-stride", "8")
 
 

@@ -369,6 +369,7 @@ def test_the_way_does_not_change_the_scores(normalize: bool) -> None:
         assert lazily[percent]["top1"] == pytest.approx(direct[percent]["top1"], abs=2)
 
 
+@pytest.mark.slow
 def test_wide_features_are_never_copied() -> None:
     """Of 3,000 images with 20,000 numbers (120 MB in 16 bits, 240 in float32) in all, 800 to fit to."""
     script = """

@@ -175,6 +175,7 @@ def test_neighbors_match_the_reference_ranking(seed: int) -> None:
     assert neighbors(np.eye(2, dtype=np.float32), [0, 1], 5)[0].tolist() == [[1], [0]], "there is one other"
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded() -> None:
     """3,000 of 20,000 images as queries (for time): their similarities together would take 480 MB."""
     script = """
@@ -230,6 +231,7 @@ def test_16_bits_are_enough() -> None:
     np.testing.assert_allclose(kept.per_query["mAP"], exact.per_query["mAP"], atol=0.01)
 
 
+@pytest.mark.slow
 def test_wide_features_are_never_copied() -> None:
     """500 images of 60,000 numbers: 60 MB in 16 bits, 120 in float32. Searching them takes half of the former."""
     script = """

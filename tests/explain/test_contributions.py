@@ -17,6 +17,8 @@ from finesight.features.types import Box
 from finesight.nn.poolings import find_pooling, offered_poolings
 from reference import contributions as loops
 
+pytestmark = pytest.mark.slow
+
 K = 5
 POOLINGS = list(offered_poolings())
 MASKED = [name for name in POOLINGS if name != "bilinear"]

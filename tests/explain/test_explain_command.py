@@ -20,6 +20,8 @@ from finesight.errors import FineSightError
 from finesight.explain.batch import split_groups
 from finesight.training.run_folder import RunFolder
 
+pytestmark = pytest.mark.slow
+
 RunOf = Callable[..., RunFolder]
 app = typer.Typer()
 app.command()(explain)

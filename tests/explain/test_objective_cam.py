@@ -30,6 +30,7 @@ def opened(run: RunFolder) -> tuple[ObjectiveCam, Encoder]:
     return ObjectiveCam(run, encoder), encoder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", NAMES)
 def test_it_is_the_gradient_of_the_loss_through_the_whole_map(run_of: RunOf, method: str) -> None:
     """By differentiating the training as the checkpoint has it, backbone and all."""

@@ -13,6 +13,8 @@ import pytest
 import finesight
 from networks import ExportedRun
 
+pytestmark = pytest.mark.slow
+
 PAGE = Path(__file__).parents[2] / "docs" / "export.md"
 
 

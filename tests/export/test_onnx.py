@@ -27,6 +27,8 @@ from finesight.nn.backbone_config import BackboneConfig
 from finesight.rationale.config import VariantName
 from networks import ExportedRun, small_encoder
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def encoder(lcr: Path) -> Encoder:
@@ -77,7 +79,6 @@ def test_the_region_may_be_left_out_or_shared_by_the_batch(encoder: Encoder, pla
     assert np.abs(shared[0] - alone[0]).max() > 1e-3
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(("pooling", "variant"), [("energy-gem", None), ("bilinear", "released")])
 def test_other_poolings_and_variants(tmp_path: Path, pooling: str, variant: VariantName | None) -> None:
     small_encoder(pooling, variant).save(tmp_path / "encoder")

@@ -29,6 +29,8 @@ from finesight.nn.pooling import attention_mask, energy_map
 from finesight.nn.poolings import find_pooling, offered_poolings
 from finesight.training.config import RuntimeConfig
 
+pytestmark = pytest.mark.slow
+
 POOLINGS, ORACLES = tuple(offered_poolings()), ("box", "box-gem")
 
 

@@ -178,6 +178,7 @@ def test_without_alignment_training_is_mocos_bit_for_bit() -> None:
     assert {name: ours.metrics[name] for name in theirs.metrics} == theirs.metrics
 
 
+@pytest.mark.slow
 def test_training_aligns() -> None:
     """The same pictures again and again: the cells that agree with the key become those of the object."""
     module = small_module("cvsa", **{"optim.lr": 0.1, "epochs": 30, "objective.alignment": 5.0})

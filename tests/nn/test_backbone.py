@@ -45,6 +45,7 @@ def test_phi_shape(name: str, stride: int, side: int, cells: int) -> None:
     assert net.stride == stride
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [*SMALL, "mobilenetv3_small_050"])
 def test_every_parameter_reaches_phi(name: str) -> None:
     """A parameter without gradient (a left-over classifier) makes DDP fail."""
@@ -94,12 +95,14 @@ def test_unknown_names_get_suggestions() -> None:
         backbone("resnet18.nope")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "stride"), [("test_vit", 32), ("test_vit", 16), ("xcit_nano_12_p8_224", 32)])
 def test_transformers_are_refused(name: str, stride: int) -> None:
     with pytest.raises(FineSightError, match=f"'{name}' is not convolutional"):
         backbone(name, output_stride=stride)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["mobilenetv3_small_050", "ghostnet_050", "poolformer_s12"])
 def test_models_that_cannot_change_their_stride(name: str) -> None:
     """The first refuses the argument, the second asserts, the third takes and ignores it."""
@@ -141,6 +144,7 @@ def test_load_false_reads_nothing() -> None:
         Backbone(undecided, load=False)
 
 
+@pytest.mark.slow
 def test_stride_in_1x1_moves_the_stride_only() -> None:
     net, plain = backbone("resnet50", stride_in_1x1=True).model, backbone("resnet50").model
     strides = [
@@ -168,6 +172,7 @@ def caffe_reference() -> nn.Module:
     return nn.Sequential(*list(model.children())[:-2]).eval()
 
 
+@pytest.mark.slow
 @needs_weights
 def test_caffe_weights_match_fully_and_equal_torchvision_with_swapped_strides() -> None:
     net = backbone("resnet50", weights=str(WEIGHTS)).eval()
@@ -180,6 +185,7 @@ def test_caffe_weights_match_fully_and_equal_torchvision_with_swapped_strides() 
         assert (plain(images(2, 96)) - wanted).abs().max() > 0.1
 
 
+@pytest.mark.slow
 @needs_weights
 def test_caffe_weights_at_stride_16() -> None:
     net = backbone("resnet50", weights=str(WEIGHTS), output_stride=16).eval()
@@ -189,6 +195,7 @@ def test_caffe_weights_at_stride_16() -> None:
         assert net(images(1, 112)).shape == (1, 2048, 7, 7)
 
 
+@pytest.mark.slow
 @needs_weights
 def test_a_saved_config_needs_the_file_no_more() -> None:
     first = backbone("resnet50", weights=str(WEIGHTS))
@@ -223,6 +230,7 @@ FIRST_TRAINABLE = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "firsts"), FIRST_TRAINABLE)
 @pytest.mark.parametrize("freeze", [0, 1, 2])
 def test_frozen_parts_have_no_gradient_and_still_statistics(name: str, firsts: list[str], freeze: int) -> None:
@@ -260,6 +268,7 @@ def test_frozen_norm_keeps_all_statistics_but_trains_weights() -> None:
     assert all(p.grad is not None for p in net.parameters())
 
 
+@pytest.mark.slow
 def test_freeze_beyond_the_last_stage() -> None:
     assert not any(p.requires_grad for p in backbone("resnet10t", freeze=5).parameters())
     with pytest.raises(FineSightError, match="'resnet10t' has a stem and 4 stages: freeze can be at most 5, not 6"):
@@ -280,6 +289,7 @@ def test_config_is_light() -> None:
     assert done.stdout.strip() == "set()"
 
 
+@pytest.mark.slow
 def test_without_dilation_the_network_is_the_plain_one_with_strides_of_one() -> None:
     """Against the stride-32 network with the strides of its last stages set to 1 by hand."""
     config = BackboneConfig(name="resnet18", weights="random", output_stride=8, dilate=False)

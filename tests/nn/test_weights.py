@@ -242,6 +242,7 @@ while input():
 """
 
 
+@pytest.mark.slow
 def test_a_dead_hub_fails_fast_and_names_the_ways_out(tmp_path: Path) -> None:
     """In a process of its own, because the hub's address is read at import. It refuses first, then never answers."""
     with socket.socket() as server:

@@ -41,6 +41,8 @@ from finesight.rationale.config import VARIANTS
 from finesight.training.config import RuntimeConfig, flat
 from processes import command, refused, rows
 
+pytestmark = pytest.mark.slow
+
 QUICK: dict[str, Any] = {"epochs": 1, "batch_size": 8, "views.resolution": 32}
 RUNTIME = RuntimeConfig(progress=False, log_every=1, checkpoint_minutes=0)
 ALL = {**ABLATIONS, "k-sweep apart": K_SWEEP_APART}
@@ -264,7 +266,6 @@ def test_a_result_that_is_lost_or_lacks_a_pooling_is_scored_again_without_traini
     assert before == {run.name: (run / "metrics.csv").stat().st_mtime_ns for run in (tmp_path / "runs").iterdir()}
 
 
-@pytest.mark.slow
 def test_stopped_in_the_middle_it_continues_there(birds: Path, tmp_path: Path) -> None:
     """The second training is stopped after some steps."""
     job = opened("branch", birds, tmp_path, epochs=6)
@@ -344,7 +345,6 @@ def test_controls_of_a_folder_with_classes_but_no_objects(class_folders: Path, t
     assert all(line["rank1"] is not None for line in summary["rows"])
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("name", ["branch", "nu", "dim", "reading"])
 def test_the_others_run_whole(birds: Path, tmp_path: Path, name: str) -> None:
     job, _, summary = finished(opened(name, birds, tmp_path))

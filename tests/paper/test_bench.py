@@ -18,6 +18,8 @@ from finesight.paper.benchmark import Benchmark
 from finesight.paper.rows import BIRD_ROWS
 from processes import Finished, command, refused, rows, succeeded
 
+pytestmark = pytest.mark.slow
+
 
 def bench(*args: str | Path) -> Finished:
     return command("bench", *args, "--quiet")
@@ -93,7 +95,6 @@ def test_a_dry_run_writes_nothing(done: Benchmark, tmp_path: Path, capsys: pytes
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_by_hand_it_says_so_and_continues(cub: Path, tmp_path: Path, number: signal.Signals) -> None:
     job = tiny.bench(cub, tmp_path, tiny.profile(epochs=20), ["moco-v2"])
@@ -223,7 +224,6 @@ def test_a_profile_that_the_data_cannot_have_and_a_page_without_a_block(cub: Pat
     assert [path.name for path in tmp_path.iterdir()] == ["page.md"]
 
 
-@pytest.mark.slow
 def test_a_dry_run_of_the_paper_fits_or_says_why_not(cub: Path, tmp_path: Path) -> None:
     """A ResNet-50 at 224 px with 128 images a step."""
     where = ("--runs", tmp_path / "runs", "--results", tmp_path / "results")

@@ -22,6 +22,8 @@ from finesight.paper.selection import is_frozen
 from finesight.paper.store import REQUIRED
 from processes import rows
 
+pytestmark = pytest.mark.slow
+
 TRAININGS = list(dict.fromkeys(row.training for row in BIRD_ROWS.values()))
 
 
@@ -198,7 +200,6 @@ def test_a_profile_can_name_the_rows_that_are_probed(shared: Benchmark) -> None:
 # --- cut off ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_killed_in_training_it_ends_as_if_it_had_not_been(cub: Path, tmp_path: Path) -> None:
     long, two = tiny.profile(epochs=4), ["lcr-mask", "lcr"]
     whole, killed = (tiny.bench(cub, tmp_path / name, long, two) for name in ("whole", "killed"))
@@ -215,7 +216,6 @@ def test_killed_in_training_it_ends_as_if_it_had_not_been(cub: Path, tmp_path: P
     assert len(rows(folder)) == len(rows(whole.folder(Run("lcr", 0)).root)) == 24
 
 
-@pytest.mark.slow
 def test_two_processes_on_different_seeds(done: Benchmark, tmp_path: Path) -> None:
     job = tiny.bench(done.data, tmp_path, names=["frozen", "lcr-mask", "lcr"])
     both = [tiny.Running(tiny.run, job, [seed]) for seed in (0, 1)]
@@ -237,7 +237,6 @@ def test_two_processes_on_one_seed(done: Benchmark, tmp_path: Path) -> None:
         assert {file.name for file in run.root.iterdir()} == {".lock"}
 
 
-@pytest.mark.slow
 def test_several_devices(done: Benchmark, tmp_path: Path) -> None:
     """Each training is a command of its own then."""
     job = tiny.bench(done.data, tmp_path, names=["moco-v2"])

@@ -23,6 +23,8 @@ from finesight.paper.experiment import Run
 from finesight.paper.profiles import PROFILES
 from finesight.paper.rows import PROJECTIONS
 
+pytestmark = pytest.mark.slow
+
 
 def width(png: bytes) -> int:
     return Image.open(io.BytesIO(png)).width

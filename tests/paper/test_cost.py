@@ -104,6 +104,7 @@ def test_what_every_step_takes_alike_is_not_multiplied_by_the_batch(cub: Path) -
     assert found(cub, timer=timer, batch_size=16).training == pytest.approx(48 // 16 * (3.0 + 0.25 * 16))
 
 
+@pytest.mark.slow
 def test_without_training_its_memory_and_disk_are_not_needed(cub: Path) -> None:
     work = Work(trainings=0, networks=1, probes=1, rows=1)
     assert found(cub, work, batch_size=32).memory < found(cub, batch_size=32).memory

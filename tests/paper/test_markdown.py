@@ -26,6 +26,8 @@ from finesight.paper.rows import BIRD_ROWS
 from finesight.paper.scores import METRICS, difference_rows, score_rows
 from finesight.paper.store import ResultStore
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS, PAGE = ROOT / "results" / "cub", ROOT / "docs" / "results.md"
 NEW = {"cpu-50:scores": "| new |", "cpu-50:gains": "| gains |"}

@@ -14,6 +14,8 @@ import pytest
 from finesight.methods.base import METHODS
 from finesight.paper.published import paper_results
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parents[2]
 SCRIPT, PAGE, NUMBERS = (
     ROOT / "benchmarks/methods.py",

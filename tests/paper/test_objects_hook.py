@@ -30,6 +30,8 @@ from ranks import in_ranks
 from reference.focus import box
 from small import drive, small_module
 
+pytestmark = pytest.mark.slow
+
 RESOLUTION, BATCH, PER_EPOCH = 32, 8, 3
 IMAGES = np.sort(np.random.default_rng(0).permutation(48)[: BATCH * PER_EPOCH])  # the others are held out
 HIGH = {"focus.threshold": 0.6}  # on a map of 4×4 hardly a row is all below a tenth

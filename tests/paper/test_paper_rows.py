@@ -19,6 +19,8 @@ from finesight.paper.store import REQUIRED
 from finesight.paper.tables import TABLES
 from small import small_settings
 
+pytestmark = pytest.mark.slow
+
 ALWAYS = ("supervised", "cvsa", "sam-ssl-bilinear")  # labels; objects and backgrounds; wide features by a branch
 ROWS = sorted({name for table in TABLES.values() for name in table.rows} - BIRD_ROWS.keys())
 

@@ -32,6 +32,8 @@ from finesight.training.checkpoints import load_checkpoint
 from processes import Command, command, refused, succeeded
 from reference.released import steps
 
+pytestmark = pytest.mark.slow
+
 FIVE = ReleasedProtocol(probe_epochs=5, seed=3)
 SMALL = replace(FIVE, batch_size=10, forward_size=7, save_seconds=0.0)
 

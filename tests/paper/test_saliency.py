@@ -583,6 +583,7 @@ def part_squares(cache: DecodedCache, i: int) -> np.ndarray:
     return result
 
 
+@pytest.mark.slow
 def test_real_birds(tmp_path: Path) -> None:
     """Boxes hold much background, and a blob in the middle does well on them: parts are the sharper test."""
     source = open_source(cub_root())
@@ -604,6 +605,7 @@ def test_real_birds(tmp_path: Path) -> None:
     assert 0.1 < maps.mean() / 255 < 0.4
 
 
+@pytest.mark.slow
 def test_drawn_birds(tmp_path: Path) -> None:
     """They are drawn to hide among leaves in their own colors, so less is asked."""
     make_lookalikes(tmp_path / "drawn", LookalikesConfig(species=10, train_per_species=3, test_per_species=3))

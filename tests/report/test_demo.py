@@ -14,6 +14,8 @@ from finesight.report import demo
 from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.train import train
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).resolve().parents[2]
 RESULTS = ROOT / "results" / "demo"
 

@@ -81,6 +81,7 @@ def test_after_evaluation(scored: tuple[Path, Finished]) -> None:
     assert "24 images each search all others" in (run / "report.html").read_text()
 
 
+@pytest.mark.slow
 def test_skipped_files_are_listed(unlabeled: Path, tmp_path: Path) -> None:
     run = tmp_path / "run"
     succeeded(command("train", "--data", unlabeled, "--out", run, "--epochs", "1", "--method", "moco-v2", *plain()))

@@ -29,6 +29,7 @@ def finished(method: str, birds: ImageSource, folder: Path) -> RunFolder:
     return train_and_report(build_config(SMALL | small_settings(method) | given), folder / "run", runtime)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "words"),
     [

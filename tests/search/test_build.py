@@ -251,6 +251,7 @@ def test_stopping_keeps_what_is_done(index: FaissIndex, embedder: Counting, fold
     assert embedder.seen == 24
 
 
+@pytest.mark.slow
 def test_killed_again_and_again(run: Path, embedder: Counting, folder: Path, tmp_path: Path) -> None:
     """At no matter what moment: in the end it is the index of a run that nothing disturbed."""
     for n in range(24):

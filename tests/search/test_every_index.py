@@ -26,6 +26,8 @@ from processes import environment, start_server
 from reference.nearest import nearest
 from serving import drawn
 
+pytestmark = pytest.mark.slow
+
 URIS = {"faiss": "index", "milvus": "gallery.db"}  # below a scratch folder
 NEEDS = {"milvus": ("pymilvus", "milvus_lite")}
 

@@ -60,6 +60,7 @@ def test_scan_and_rank_alone() -> None:
 # --- structures -------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["hnsw", "ivf-pq"])
 def test_structures_find_what_brute_force_finds(tmp_path: Path, form: str) -> None:
     vectors = units(2000, clusters=40)
@@ -144,6 +145,7 @@ def test_a_structure_that_finds_too_little_is_not_used(tmp_path: Path) -> None:
     assert index.snapshot().structures == before
 
 
+@pytest.mark.slow
 def test_effort_is_raised_until_the_recall_is_reached(tmp_path: Path) -> None:
     vectors = units(3000)  # without clusters: near ones are hard to find
     index = filled_index(tmp_path / "index", vectors, **IVF, efforts={"ivf-pq": ((2, 1), (10, 1), (4096, 256))})
@@ -283,6 +285,7 @@ def test_facts_while_files_come_and_go(tmp_path: Path, monkeypatch: pytest.Monke
     assert index.facts()["bytes"] == before
 
 
+@pytest.mark.slow
 def test_threads_search_while_the_index_changes(tmp_path: Path) -> None:
     """Every answer is of one state: no item twice, none that was never there, scores that are its own."""
     vectors = units(600, clusters=10)

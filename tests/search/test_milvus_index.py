@@ -26,6 +26,8 @@ pytest.importorskip("milvus_lite", reason="milvus-lite is not installed")
 from finesight.search.milvus_client import Address, connections
 from finesight.search.milvus_index import MilvusIndex, MilvusLimits
 
+pytestmark = pytest.mark.slow
+
 
 def test_a_graph_and_small_pages(tmp_path: Path) -> None:
     """A graph instead of exact search, as in a server: its recall is measured, and many pages hold everything."""

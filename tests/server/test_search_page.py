@@ -13,6 +13,8 @@ from playwright.sync_api import Page, Route, expect
 
 from serving import drawn
 
+pytestmark = pytest.mark.slow
+
 BUSY = json.dumps({"detail": "Too many at a time."})
 DRAWN = "canvas => canvas.toDataURL()"
 COLORS = """(canvas, points) => {

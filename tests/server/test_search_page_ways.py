@@ -19,6 +19,8 @@ from finesight.search.engines import open_index
 from finesight.server.job import BackgroundJob
 from serving import in_thread, indexed, small_encoder, web_for
 
+pytestmark = pytest.mark.slow
+
 SMALL = """nodes => nodes
     .filter((node) => Math.min(node.getBoundingClientRect().height, node.getBoundingClientRect().width) < 34)
     .map((node) => node.outerHTML)"""

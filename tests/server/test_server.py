@@ -27,6 +27,8 @@ from finesight.server.run_server import update_job
 from finesight.server.service import SearchService
 from serving import Gallery, Web, copy_gallery, drawn, indexed, refused, small_encoder, web_for
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def encoder(gallery: Gallery) -> Encoder:

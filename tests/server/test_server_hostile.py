@@ -204,6 +204,7 @@ def test_two_pictures(web: Web) -> None:
     refused(web.post("/api/search", files=two), 400, "Too many files")
 
 
+@pytest.mark.slow
 def test_a_length_is_not_believed(web: Web) -> None:
     """Neither a small one that is a lie nor none at all lets more in."""
 

@@ -22,6 +22,8 @@ from finesight.server.run_server import bind
 from processes import command, refused
 from serving import Gallery, Serving, copy_gallery, drawn, form, in_thread, web_for
 
+pytestmark = pytest.mark.slow
+
 REQUESTS, CONNECTIONS = 2000, 100
 
 
@@ -84,7 +86,6 @@ async def storm(url: str, asks: dict[str, bytes]) -> tuple[Counter[tuple[str, in
     return counts, details
 
 
-@pytest.mark.slow
 def test_thousands_at_once(server: Serving) -> None:
     well(server.url)
     threads, memory = server.threads, server.memory

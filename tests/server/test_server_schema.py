@@ -14,6 +14,8 @@ from schemathesis.specs.openapi.checks import positive_data_acceptance
 from finesight.server.routes import router
 from serving import Gallery, web_for
 
+pytestmark = pytest.mark.slow
+
 OPERATIONS = [f"{method} {route.path}" for route in router.routes for method in route.methods]  # type: ignore[attr-defined]
 # A schema cannot say which bytes are a picture, which box lies in it, and what poolings this index has.
 BEYOND_SCHEMA = {"POST /api/search", "GET /api/search", "GET /api/explain"}

@@ -15,6 +15,8 @@ from finesight.training.run_folder import RunFolder
 from processes import refused
 from serving import Serving, drawn, form
 
+pytestmark = pytest.mark.slow
+
 SMALL = ("--backbone", "test_resnet", "--weights", "random", "--resolution", "32", "--set", "backbone.output_stride=8")
 QUICK = ("--port", "0", "--no-open", "--quiet")
 
@@ -72,7 +74,6 @@ def test_without_training(photos: Path, tmp_path: Path) -> None:
     refused(done, "another configuration", "views.resolution: 32 there, 64 now")
 
 
-@pytest.mark.slow
 def test_with_training(photos: Path, tmp_path: Path) -> None:
     run = tmp_path / "runs" / "mine"
     training = ("--epochs", "1", "--batch-size", "4", "--set", "rationale.projections=4", "--set", "objective.dim=8")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -13,6 +14,8 @@ from finesight.training.config import build_config
 from finesight.training.health import collapse_warning
 from finesight.training.module import TrainingModule
 from small import drive
+
+pytestmark = pytest.mark.slow
 
 IMAGES, SIDE, STEPS = 16, 40, 40
 # Crops that share little, and a rate that gets there soon.

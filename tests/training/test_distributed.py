@@ -27,6 +27,8 @@ from finesight.training.save_encoder import untrained_encoder
 from processes import TIMEOUT, TINY, environment, rows, trained
 from ranks import RANKS, in_ranks
 
+pytestmark = pytest.mark.slow
+
 EACH, WIDTH = 6, 5
 
 

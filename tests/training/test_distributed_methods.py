@@ -19,6 +19,8 @@ from finesight.training.module import TrainingModule
 from ranks import RANKS, in_ranks
 from small import CLASSES, small_module
 
+pytestmark = pytest.mark.slow
+
 EACH, STEPS = 4, 2
 METHODS = sorted(OBJECTIVES.keys() - {"moco"})  # whose norms are each rank's own on purpose: see test_distributed.py
 # LEWEL's keys, as MoCo's, are normalized by shuffled halves: one rank sees one of them, one process both in turn.

@@ -21,6 +21,8 @@ from finesight.training.health import collapse_warning
 from finesight.training.module import TrainingModule
 from small import drive
 
+pytestmark = pytest.mark.slow
+
 IMAGES, BATCH, SIDE, STEPS = 96, 16, 40, 60
 SEEDS = (0, 1, 2)
 SETTINGS: dict[str, Any] = {
@@ -70,7 +72,6 @@ def warnings(history: list[dict[str, float]]) -> int:
     return sum(collapse_warning(metrics) is not None for metrics in history)
 
 
-@pytest.mark.slow
 def test_the_branch_can_collapse_what_it_pools_and_a_warning_says_so() -> None:
     runs = ((seed, trained(module_of("lcr-dual-pooling", seed))) for seed in SEEDS)
     seed, history = next((seed, history) for seed, history in runs if warnings(history) > STEPS / 2)

@@ -24,6 +24,8 @@ from finesight.training.train import prepare_data, train
 from processes import rows
 from small import SMALL
 
+pytestmark = pytest.mark.slow
+
 SETTINGS: dict[str, Any] = {**SMALL, "validation.fraction": 0.0}
 QUIET = RuntimeConfig(progress=False, log_every=1)
 

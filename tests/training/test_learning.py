@@ -21,6 +21,8 @@ from finesight.training.module import TrainingModule
 from finesight.training.save_encoder import make_encoder
 from small import drive
 
+pytestmark = pytest.mark.slow
+
 SPECIES, SIDE, BATCH, EPOCHS = 10, 40, 32, 15
 MARGIN = 2.0  # points of mAP
 SETTINGS: dict[str, Any] = {
@@ -144,13 +146,11 @@ def test_every_objective_is_here() -> None:
     assert {find_method(method).objective for method in METHODS} == set(OBJECTIVES)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_training_improves_retrieval(method: str, drawn: DecodedCache) -> None:
     assert gain(method, drawn) > MARGIN
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("method", ["moco-v2", "supervised"])
 def test_nothing_improves_without_a_learning_rate(method: str, drawn: DecodedCache) -> None:
     """The margin is one of learning, not of views, batch statistics or chance."""

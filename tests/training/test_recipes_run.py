@@ -33,6 +33,7 @@ def runtime(tmp_path_factory: pytest.TempPathFactory) -> RuntimeConfig:
     return RuntimeConfig(cache_dir=tmp_path_factory.mktemp("cache"), progress=False, log_every=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", METHODS)
 def test_a_recipe_trains_is_saved_and_embeds(
     method: str, birds: ImageSource, runtime: RuntimeConfig, tmp_path: Path

@@ -14,6 +14,8 @@ import torch
 
 from processes import TINY, Command, Finished, rows, trained
 
+pytestmark = pytest.mark.slow
+
 STEPS = 15  # 43 images in batches of 8, three epochs
 EVERY_STEP, NEVER = ("--checkpoint-minutes", "0"), ("--checkpoint-minutes", "600")
 

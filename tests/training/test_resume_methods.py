@@ -12,6 +12,8 @@ from finesight.training.checkpoints import load_checkpoint, save_checkpoint
 from finesight.training.module import TrainingModule
 from small import small_module, take_step
 
+pytestmark = pytest.mark.slow
+
 STEPS, STOP = 4, 2  # in epochs of two: DINO's prototypes begin to move where the run continues
 NAMES = [name for name, method in METHODS.items() if method.objective and name != "lcr"]
 

@@ -13,6 +13,8 @@ from finesight.training.config import TrainConfig, build_config
 from finesight.training.run_folder import RunFolder
 from processes import TINY, Command, command, refused, rows, succeeded, trained
 
+pytestmark = pytest.mark.slow
+
 
 def config(**settings: object) -> TrainConfig:
     return build_config({"data": "birds", "method": "moco-v2", **settings})

@@ -23,6 +23,8 @@ from finesight.training.train import hold_out, prepare_data, train
 from processes import TINY, command, refused, rows, trained
 from small import SMALL
 
+pytestmark = pytest.mark.slow
+
 # --- not a number -----------------------------------------------------------------------------------------------------
 
 
