@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from finesight.errors import FineSightError
 from finesight.evaluation import linear
-from finesight.evaluation.linear import fit, nested_fractions, predict
+from finesight.evaluation.fractions import nested_fractions
+from finesight.evaluation.linear import fit, predict
 from finesight.features.row_space import RowSpace
 from finesight.features.wide import WideRows
 from reference.linear import sgd

@@ -70,7 +70,13 @@ def paired_bootstrap_seeds(
     if resamples < 1 or not 0 < level < 1:
         raise ValueError(f"resamples must be at least 1 and level between 0 and 1, not {resamples} and {level}")
     difference = np.mean(scale * _differences(runs), axis=0)  # (queries,)
-    means = np.round(_resampled_means(difference, resamples, np.random.default_rng(seed), chunk_bytes), DECIMALS)
+    rng, count = np.random.default_rng(seed), len(difference)
+    means = np.empty(resamples)
+    chunk = max(1, chunk_bytes // (8 * count))
+    for start in range(0, resamples, chunk):
+        rows = means[start : start + chunk]
+        rows[:] = difference[rng.integers(count, size=(len(rows), count))].mean(axis=1)
+    means = np.round(means, DECIMALS)
     low, high = np.quantile(means, [(1 - level) / 2, (1 + level) / 2])
     p = 2 * min(np.mean(means <= 0), np.mean(means >= 0))
     return Difference(float(difference.mean()), float(low), float(high), float(np.clip(p, 1 / resamples, 1)))
@@ -97,19 +103,6 @@ def _differences(runs: Sequence[tuple[ArrayLike, ArrayLike]]) -> NDArray[np.floa
 
 def _listed(shapes: set[tuple[int, ...]]) -> str:
     return " and ".join(" × ".join(f"{n:,}" for n in shape) for shape in sorted(shapes))
-
-
-def _resampled_means(
-    values: NDArray[np.float64], resamples: int, rng: np.random.Generator, chunk_bytes: int
-) -> NDArray[np.float64]:
-    """Return means over as many draws with replacement as there are values; the chunk size does not change them."""
-    count = len(values)
-    chunk = max(1, chunk_bytes // (8 * count))
-    means = np.empty(resamples)
-    for start in range(0, resamples, chunk):
-        rows = means[start : start + chunk]
-        rows[:] = values[rng.integers(count, size=(len(rows), count))].mean(axis=1)
-    return means
 
 
 # --- one system -------------------------------------------------------------------------------------------------------
@@ -143,16 +136,11 @@ def intervals(
     chunk = max(1, chunk_bytes // (8 * len(sums)))
     for start in range(0, resamples, chunk):
         rows = means[start : start + chunk]
-        times = _times_drawn(len(sums), len(rows), rng)  # (R, queries)
+        drawn = rng.integers(len(sums), size=(len(rows), len(sums))) + len(sums) * np.arange(len(rows))[:, None]
+        times = np.bincount(drawn.ravel(), minlength=drawn.size).reshape(drawn.shape).astype(np.float64)  # (R, queries)
         rows[:] = scale * (times @ sums) / (times @ sizes)[:, None]
     ends = np.quantile(np.round(means, DECIMALS), [(1 - level) / 2, (1 + level) / 2], axis=0)
     return np.asarray(ends.T, dtype=np.float64)
-
-
-def _times_drawn(count: int, resamples: int, rng: np.random.Generator) -> NDArray[np.float64]:
-    """Return how often each of ``count`` is among as many draws with replacement: (resamples, count)."""
-    drawn = rng.integers(count, size=(resamples, count)) + count * np.arange(resamples)[:, None]
-    return np.bincount(drawn.ravel(), minlength=resamples * count).reshape(resamples, count).astype(np.float64)
 
 
 def score_intervals(

@@ -127,9 +127,10 @@ def compare(
             for encoder, name in zip((a, b), names, strict=True)
         )
     _check_same_images(first, second)
-    images = _queries(first)
-    own = first.cache.source
+    own, labeled = first.cache.source, _labeled(first)
     assert own.labels is not None
+    _, number, count = np.unique(own.labels[labeled], return_inverse=True, return_counts=True)
+    images = labeled[count[number] > 1]  # the queries of ``retrieval``
     x, y = first.queries.per_query, second.queries.per_query
     change = np.abs(y["mAP"] - x["mAP"])
     order = np.argsort(-change, kind="stable")
@@ -182,9 +183,9 @@ def _common_images(
         return source, "", ()  # ``evaluate`` raises
     if limit_classes is not None:
         source = source.first_classes(limit_classes)
-    split = "all" if source.splits is None else ""
+    split = ""
     if source.splits is None:
-        source = replace(source, splits=np.full(len(source), "test"))
+        split, source = "all", replace(source, splits=np.full(len(source), "test"))
     elif np.any(source.splits == "test"):  # else ``evaluate`` raises
         source = source.split("test")  # train images need not even be decoded
     sides = sorted({cache_side(encoder.config.resolution) for encoder in encoders})
@@ -212,11 +213,3 @@ def _labeled(evaluation: Evaluation) -> NDArray[np.int64]:
     labels = evaluation.cache.source.labels
     assert labels is not None
     return evaluation.test[labels[evaluation.test] >= 0]
-
-
-def _queries(evaluation: Evaluation) -> NDArray[np.int64]:
-    """Return the queries of ``retrieval``: labeled images that are not alone in their class."""
-    images = _labeled(evaluation)
-    assert evaluation.cache.source.labels is not None
-    _, number, count = np.unique(evaluation.cache.source.labels[images], return_inverse=True, return_counts=True)
-    return images[count[number] > 1]

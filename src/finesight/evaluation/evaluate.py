@@ -98,7 +98,14 @@ def evaluate_poolings(
     probing = () if not linear else tuple(poolings if probed is None else probed)
     if not set(probing) <= set(poolings):
         raise ValueError(f"cannot probe {probing}: only {tuple(poolings)} are evaluated")
-    source = _labeled_source(data, limit_classes)
+    source = data if isinstance(data, ImageSource) else open_source(data)
+    if source.labels is None or not (source.labels >= 0).any():
+        raise FineSightError(
+            f"{source.root} has no labels, and scores need them: put the images of each class into a folder of its "
+            "own, or give a CSV list with the columns path,label. (Features without labels: finesight embed.)"
+        )
+    if limit_classes is not None:
+        source = source.first_classes(limit_classes)
     cache = open_cache(
         source, cache_side(encoder.config.resolution), cache_dir=cache_dir, workers=workers, progress=progress
     )
@@ -114,7 +121,9 @@ def evaluate_poolings(
     if probing or protocol.save_labels:
         parts = _label_parts(protocol, cache.source, train, fractions, limit_classes)
     if protocol.by_class:
-        test = _sort_by_class(test, cache.source)
+        assert cache.source.labels is not None
+        test = test[cache.source.labels[test] >= 0]
+        test = test[np.argsort(cache.source.labels[test], kind="stable")]
     setup = _Setup(encoder, cache, train, test, split, protocol, parts, unit, progress)
     extracted = extract(encoder, cache, test, poolings, progress=progress)
     needed = tuple(poolings) if setup.search_all else probing if protocol.needs_train_features else ()
@@ -153,16 +162,6 @@ class _Setup:
         """Whether all images are searched: retrieval learns nothing from train where the source has no split."""
         return self.split == "random" and len(self.train) > 0
 
-    def facts(self) -> dict[str, Any]:
-        return {
-            "method": self.encoder.config.method,
-            "resolution": self.encoder.config.resolution,
-            "split": self.split,
-            "train_images": len(self.train),
-            "test_images": len(self.test),
-            "skipped": len(self.cache.skipped),
-        }
-
 
 def _score_pooling(
     setup: _Setup,
@@ -200,16 +199,18 @@ def _score_pooling(
     if (supers := super_rows(source, searched, labels, queries, protocol.ties)) is not None:
         scores["super_categories"] = supers
     scores["ci"] = score_intervals(queries.per_query, query_labels(labels), classifiers)
-    scores["setting"] = {"pooling": name} | setup.facts() | provenance(protocol, source, probes)
+    scores["setting"] = {
+        "pooling": name,
+        "method": setup.encoder.config.method,
+        "resolution": setup.encoder.config.resolution,
+        "split": setup.split,
+        "train_images": len(setup.train),
+        "test_images": len(setup.test),
+        "skipped": len(setup.cache.skipped),
+        **provenance(protocol, source, probes),
+    }
     classes = class_rows(source, labels, queries, test_labels, classifiers)
     return Evaluation(scores, setup.cache, setup.test, extracted.only(name), name, queries, classes)
-
-
-def _sort_by_class(test: NDArray[np.int64], source: ImageSource) -> NDArray[np.int64]:
-    """Return the labeled test images, class by class."""
-    assert source.labels is not None
-    labeled = test[source.labels[test] >= 0]
-    return labeled[np.argsort(source.labels[labeled], kind="stable")]
 
 
 def _label_parts(
@@ -229,16 +230,6 @@ def _label_parts(
     if protocol.save_labels is not None:
         write_parts(protocol.save_labels, source, train, parts, seed)
     return parts
-
-
-def _labeled_source(data: str | Path | ImageSource, limit_classes: int | None) -> ImageSource:
-    source = data if isinstance(data, ImageSource) else open_source(data)
-    if source.labels is None or not (source.labels >= 0).any():
-        raise FineSightError(
-            f"{source.root} has no labels, and scores need them: put the images of each class into a folder of its "
-            "own, or give a CSV list with the columns path,label. (Features without labels: finesight embed.)"
-        )
-    return source if limit_classes is None else source.first_classes(limit_classes)
 
 
 def probes_unit_features(encoder: Encoder) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -66,17 +67,20 @@ def write_parts(file: Path, source: ImageSource, train: NDArray[np.int64], parts
 
     A hundred percent is not written: it is every labeled train image.
     """
+    labels = _labels(source)
     head: dict[str, Any] = {
         "format": FORMAT,
         "dataset": source.kind,
         "train_images": len(train),
-        "classes": len(np.unique(_labels(source)[train][_labels(source)[train] >= 0])),
+        "classes": len(np.unique(labels[train][labels[train] >= 0])),
         "seed": seed,
     }
     lines = [f" {json.dumps(key)}: {json.dumps(value)}" for key, value in head.items()]
     blocks = []
     for percent in sorted((percent for percent in parts if percent != 100), reverse=True):
-        by_class = _by_class(source, train[parts[percent]])
+        images, by_class = train[parts[percent]], defaultdict[str, list[str]](list)
+        for label, path in sorted(zip(labels[images].tolist(), source.paths[images].tolist(), strict=True)):
+            by_class[source.classes[label]].append(path)
         rows = (f"   {json.dumps(name)}: {json.dumps(paths)}" for name, paths in by_class.items())
         blocks.append(f'  "{percent}": {{\n' + ",\n".join(rows) + "\n  }")
     lines.append(' "fractions": {\n' + ",\n".join(blocks) + "\n }")
@@ -153,26 +157,14 @@ def _read(file: Path) -> dict[str, Any]:
         raise FineSightError(f"--labels {file} cannot be read: {os_reason(error)}.") from error
     except (ValueError, RecursionError) as error:
         raise FineSightError(f"--labels {file} is not JSON ({error}).") from error
-    if not _is_label_file(content):
+    try:
+        TypeAdapter(dict[str, dict[str, list[str]]]).validate_python(content["fractions"], strict=True)
+        known = content["format"] == FORMAT
+    except (KeyError, TypeError, ValidationError):
+        known = False
+    if not known:
         raise FineSightError(f"--labels {file} is not a list of label fractions ({FORMAT!r}), see docs/protocols.md.")
     return dict(content)
-
-
-def _is_label_file(content: Any) -> bool:
-    if not isinstance(content, dict) or content.get("format") != FORMAT:
-        return False
-    try:
-        TypeAdapter(dict[str, dict[str, list[str]]]).validate_python(content.get("fractions"), strict=True)
-    except ValidationError:
-        return False
-    return True
-
-
-def _by_class(source: ImageSource, images: NDArray[np.int64]) -> dict[str, list[str]]:
-    found: dict[str, list[str]] = {}
-    for label, path in sorted(zip(_labels(source)[images].tolist(), source.paths[images].tolist(), strict=True)):
-        found.setdefault(source.classes[label], []).append(path)
-    return found
 
 
 def _labels(source: ImageSource) -> NDArray[np.int64]:

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
-from finesight.evaluation.fractions import join, nested_fractions, shuffled_classes
+from finesight.evaluation.fractions import draw_parts, join, shuffled_classes
 from finesight.evaluation.metrics import METRICS, Values, classifier_values
 from finesight.features.row_space import Rows, RowSpace
 from finesight.features.wide import Features, WideRows, is_wide, row_lengths
@@ -69,7 +69,7 @@ def linear_probe(
     Unlabeled images (-1) are left out; test images of a class that train lacks count as wrong. ``normalize``
     gives each feature length 1; without it one common scale is taken out, so that the same learning rates
     suit any network. ``progress`` is called with words that say what is being done. ``parts`` has the train images of
-    each fraction; by default they are drawn (``nested_fractions``). More than ``row_space_images`` are not fitted in
+    each fraction; by default they are drawn (``draw_parts``). More than ``row_space_images`` are not fitted in
     their row space, which would take too much memory.
     """
     labeled_index = np.cumsum(np.asarray(train_y) >= 0) - 1
@@ -78,20 +78,21 @@ def linear_probe(
     classes = np.unique(train_y)
     _check_classes(classes, test_y)
     common = np.sqrt(np.mean(norm**2))
-    x, test = (
-        divide_rows(train_x, norm if normalize else common),
-        divide_rows(test_x, test_norm if normalize else common),
-    )
+    x = divide_rows(train_x, norm if normalize else common)
+    test = divide_rows(test_x, test_norm if normalize else common)
     y = torch.from_numpy(np.searchsorted(classes, train_y))
     target = torch.from_numpy(class_index(classes, test_y))
 
     result = {}
-    drawn = nested_fractions(train_y, [percent / 100 for percent in fractions], seed) if parts is None else {}
+    drawn = draw_parts(train_y, fractions, seed) if parts is None else {}
     for percent in fractions:
         say = _prefixed(progress, f"linear probe, {percent} % of the labels: ")
-        part = torch.from_numpy(drawn[percent / 100] if parts is None else labeled_index[parts[percent]])
+        part = torch.from_numpy(drawn[percent] if parts is None else labeled_index[parts[percent]])
         own_x, own_y = x[part], y[part]
-        row_space = _row_space(own_x, row_space_images, say)
+        row_space = None
+        if len(own_x) <= min(row_space_images, own_x.shape[1] // 2):  # fitting in it is cheaper then
+            say(f"comparing {len(own_x)} images with each other")
+            row_space = RowSpace(own_x)
         fitted_x = own_x if row_space is None else row_space.rows
         folds = validation_folds(own_y.numpy(), seed)
         lr, length = _choose(fitted_x, own_y, len(classes), folds, lrs, epochs, seed, say)
@@ -109,27 +110,13 @@ def steps_of_one_rate(labels: NDArray[np.int64], fractions: Sequence[int] = (100
     short, long = min(EPOCHS), max(EPOCHS)
     choosing = short * len(LEARNING_RATES) + long * FINALISTS
     total = 0
-    for part in nested_fractions(labels, [percent / 100 for percent in fractions], seed).values():
+    for part in draw_parts(labels, fractions, seed).values():
         total += _batches(len(part)) * (choosing * len(validation_folds(labels[part], seed)) + long)
     return total
 
 
-def _row_space(x: Rows, most: int, say: Callable[[str], None]) -> RowSpace | None:
-    """Return the row space of ``x`` if fitting in it is cheaper and its matrix fits in memory, else None."""
-    if len(x) > min(most, x.shape[1] // 2):
-        return None
-    say(f"comparing {len(x)} images with each other")
-    return RowSpace(x)
-
-
 def fit(
-    x: Rows,
-    y: torch.Tensor,
-    classes: int,
-    lrs: Sequence[float],
-    epochs: int,
-    seed: int,
-    batches: int | None = None,
+    x: Rows, y: torch.Tensor, classes: int, lrs: Sequence[float], epochs: int, seed: int, batches: int | None = None
 ) -> torch.Tensor:
     """Train one softmax regression per learning rate; return weights (G, C, D + 1), the last column being the bias.
 
@@ -217,27 +204,20 @@ def _choose(
 
 
 def _fold_scores(
-    x: Rows,
-    y: torch.Tensor,
-    classes: int,
-    lrs: Sequence[float],
-    length: int,
-    seed: int,
-    held: NDArray[np.int64],
+    x: Rows, y: torch.Tensor, classes: int, lrs: Sequence[float], length: int, seed: int, held: NDArray[np.int64]
 ) -> list[tuple[int, float, float]]:
-    """Return, for each rate: held-out images, accuracy and loss on them of a probe fitted to the others."""
+    """Return, for each rate: held-out images, accuracy and negative loss on them of a probe fitted to the others."""
     kept = torch.ones(len(y), dtype=torch.bool)
     kept[held] = False
     weight = fit(x[kept], y[kept], classes, lrs, length, seed, _batches(len(y)))  # as unsteady as the fit to all
-    return [(len(held), *_validation_score(logits, y[held])) for logits in predict(weight, x[held])]
-
-
-def _validation_score(logits: torch.Tensor, y: torch.Tensor) -> tuple[float, float]:
-    """Return accuracy and negative loss, larger is better; a probe that overflowed loses to every one that did not."""
-    if not bool(logits.isfinite().all()):
-        return -1.0, 0.0
-    accuracy = 100 * (class_places(logits, y) <= 1).mean()
-    return float(accuracy), -float(torch.nn.functional.cross_entropy(logits, y))
+    scores = []
+    for logits in predict(weight, x[held]):
+        accuracy, negative_loss = -1.0, 0.0  # of a probe that overflowed: it loses to every one that did not
+        if bool(logits.isfinite().all()):
+            accuracy = float(100 * (class_places(logits, y[held]) <= 1).mean())
+            negative_loss = -float(torch.nn.functional.cross_entropy(logits, y[held]))
+        scores.append((len(held), accuracy, negative_loss))
+    return scores
 
 
 def _joint_score(folds: Sequence[tuple[int, float, float]]) -> tuple[float, float]:

@@ -10,7 +10,7 @@ from finesight.data.cache import DecodedCache
 from finesight.errors import FineSightError
 from finesight.evaluation.metrics import LocalizationMetric, metrics_of
 from finesight.features.extract import Extracted, has_objects, object_masks
-from finesight.nn.poolings import Pooling, find_pooling
+from finesight.nn.poolings import find_pooling
 
 
 def localization(attentions: Iterable[ArrayLike], masks: Iterable[ArrayLike | None]) -> dict[str, float | int]:
@@ -43,11 +43,7 @@ def localization(attentions: Iterable[ArrayLike], masks: Iterable[ArrayLike | No
 
 
 def localize_poolings(
-    extracted: Extracted,
-    cache: DecodedCache,
-    test: NDArray[np.int64],
-    resolution: int,
-    poolings: Sequence[str],
+    extracted: Extracted, cache: DecodedCache, test: NDArray[np.int64], resolution: int, poolings: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
     """Score the attention of each pooling against the objects, but of those that are given the object."""
     if not has_objects(cache.source):
@@ -57,12 +53,10 @@ def localize_poolings(
         kind: localization(extracted.masks[kind], object_masks(cache, test, resolution))
         for kind in {pooling.shown_mask for pooling in judged.values()}
     }
-    return {name: _pooling_scores(pooling, by_mask[pooling.shown_mask]) for name, pooling in judged.items()}
-
-
-def _pooling_scores(pooling: Pooling, scores: dict[str, float | int]) -> dict[str, Any]:
-    """Return the scores of a pooling; a plain average attends to all places alike and scores the object's area."""
-    if pooling.mask is not None:
-        return scores | {"map": "attention"}
-    blind = {metric.key: scores["object_area"] for metric in metrics_of(LocalizationMetric)}
-    return scores | blind | {"map": "uniform"}
+    result: dict[str, dict[str, Any]] = {}
+    for name, pooling in judged.items():
+        scores = by_mask[pooling.shown_mask]
+        result[name] = scores | {"map": "attention"}
+        if pooling.mask is None:  # a plain average attends to all places alike and scores the object's area
+            result[name] = dict.fromkeys(scores, scores["object_area"]) | {"images": scores["images"], "map": "uniform"}
+    return result
