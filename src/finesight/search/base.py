@@ -79,8 +79,9 @@ class ItemList:
     def from_rows(cls, rows: Sequence[tuple[int, str, int, int]]) -> ItemList:
         """Make the list from tuples of id, path, bytes and time."""
         ids, paths, sizes, mtimes = zip(*rows, strict=True) if rows else ((), (), (), ())
-        numbers = (np.array(column, np.int64) for column in (ids, sizes, mtimes))
-        return cls(next(numbers), np.array(paths, np.str_), *numbers)
+        return cls(
+            np.array(ids, np.int64), np.array(paths, np.str_), np.array(sizes, np.int64), np.array(mtimes, np.int64)
+        )
 
 
 class Index(ABC):

@@ -106,7 +106,11 @@ def cluster(
         centers, reach, labels = _hdbscan(sample_vectors(index, space, most, random), seed)
         given = labels if total <= most else None
     ids, labels, scores = _assign(index, space, centers, reach, given, tell or (lambda done, total: None))
-    return _by_size(method, space, ids, labels, np.maximum(0, 1 - scores), centers)
+    sizes = np.bincount(labels[labels >= 0], minlength=len(centers))
+    order = np.argsort(-sizes, kind="stable")[: int((sizes > 0).sum())]  # the largest first, without empty ones
+    number = np.full(len(centers) + 1, UNCLUSTERED, np.int64)  # the last is for -1
+    number[order] = np.arange(len(order))
+    return Clustering(method, space, ids, number[labels], np.maximum(0, 1 - scores), centers[order])
 
 
 def default_count(images: int) -> int:
@@ -190,28 +194,16 @@ def _assign(
     for block, rows in index.blocks(space):
         products = rows @ centers.T if len(centers) else np.full((len(rows), 1), -1, np.float32)  # (b, k)
         nearest, own = products.argmax(1), np.arange(len(rows))
-        if len(centers) and given is None:
+        if given is not None:  # what was added to the index meanwhile is in no cluster
+            piece = given[done : done + len(rows)]
+            label = np.pad(piece, (0, len(rows) - len(piece)), constant_values=UNCLUSTERED)
+        elif len(centers):
             label = np.where(products[own, nearest] >= reach[nearest], nearest, UNCLUSTERED)
         else:
-            label = np.full(len(rows), UNCLUSTERED) if given is None else _labels_of_block(given, done, len(rows))
+            label = np.full(len(rows), UNCLUSTERED)
         ids.append(block)
         labels.append(label)
         scores.append(products[own, np.where(label >= 0, label, nearest)])
         done += len(rows)
         tell(done, max(done, total))
     return np.concatenate(ids), np.concatenate(labels), np.concatenate(scores)
-
-
-def _labels_of_block(given: Ids, start: int, rows: int) -> Ids:
-    """Return the given labels of a block; what was added to the index meanwhile is in no cluster."""
-    piece = given[start : start + rows]
-    return np.pad(piece, (0, rows - len(piece)), constant_values=UNCLUSTERED)
-
-
-def _by_size(method: str, space: str, ids: Ids, labels: Ids, distances: Floats, centers: Floats) -> Clustering:
-    """Number the clusters by size, the largest first, and drop empty ones."""
-    sizes = np.bincount(labels[labels >= 0], minlength=len(centers))
-    order = np.argsort(-sizes, kind="stable")[: int((sizes > 0).sum())]
-    number = np.full(len(centers) + 1, UNCLUSTERED, np.int64)  # the last is for -1
-    number[order] = np.arange(len(order))
-    return Clustering(method, space, ids, number[labels], distances, centers[order])

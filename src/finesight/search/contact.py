@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,13 +46,17 @@ def write_sheets(
     files: list[Path] = []
     drawn: list[Image.Image] = []
     for number, row in enumerate(rows[: max(page_groups, pages * ROWS)]):
-        picture = draw_row(root, row)
+        picture = _draw_row(root, row)
         if number < page_groups:
-            sections.append(Section(row.title, images=[(_caption(row), _png(picture))]))
+            caption = ", ".join(Path(path).name for path in row.paths[:3]) + (" …" if len(row.paths) > 3 else "")
+            sections.append(Section(row.title, images=[(_plain(caption), _png(picture))]))
         drawn.append(picture)
         if len(files) < pages and (len(drawn) == ROWS or number == len(rows) - 1):
             files.append(folder / f"{name}-{len(files) + 1:02d}.png")
-            files[-1].write_bytes(_png(_stack(drawn)))
+            sheet = Image.new("RGB", (picture.width, len(drawn) * picture.height + EDGE), PAPER)
+            for n, one in enumerate(drawn):
+                sheet.paste(one, (0, n * one.height))
+            files[-1].write_bytes(_png(sheet))
             drawn = []
     if len(rows) > page_groups:
         more = f"{len(rows) - page_groups:,} smaller groups are not on this page; the table has all."
@@ -62,46 +66,34 @@ def write_sheets(
     return [page, *files]
 
 
-def draw_row(root: str, row: SheetRow) -> Image.Image:
+def _draw_row(root: str, row: SheetRow) -> Image.Image:
     """Draw a line of words above a line of pictures."""
     sheet = Image.new("RGB", (EDGE + SHOWN * (TILE + EDGE), TITLE + TILE + EDGE), PAPER)
     ImageDraw.Draw(sheet).text((EDGE, 6), _plain(row.title), INK, font=ImageFont.load_default(14))
-    for column, tile in enumerate(_tiles(root, row.paths[:SHOWN])):
+    for column, path in enumerate(row.paths[:SHOWN]):
+        tile = _read_tile(root, path)
         left = EDGE + column * (TILE + EDGE) + (TILE - tile.width) // 2
         sheet.paste(tile, (left, TITLE + (TILE - tile.height) // 2))
     return sheet
 
 
-def _tiles(root: str, paths: Sequence[str]) -> Iterator[Image.Image]:
-    for path in paths:
-        file = item_file(root, path)
-        picture: Image.Image | None = None
-        if file is not None:
-            with suppress(SkipImage, OSError):
-                picture = read_image_and_size(file, at_least=2 * TILE)[0]
-        if picture is None:  # gone since it was indexed
-            picture = Image.new("RGB", (TILE, TILE), PAPER)
-            ImageDraw.Draw(picture).rectangle((0, 0, TILE - 1, TILE - 1), outline=FAINT)
-            ImageDraw.Draw(picture).text((TILE // 2, TILE // 2), "gone", FAINT, anchor="mm")
-        picture.thumbnail((TILE, TILE), Image.Resampling.LANCZOS)
-        yield picture
-
-
-def _stack(rows: Sequence[Image.Image]) -> Image.Image:
-    sheet = Image.new("RGB", (rows[0].width, sum(one.height for one in rows) + EDGE), PAPER)
-    for n, one in enumerate(rows):
-        sheet.paste(one, (0, n * one.height))
-    return sheet
+def _read_tile(root: str, path: str) -> Image.Image:
+    """Return a picture as small as a tile, or a frame with the word "gone" if it cannot be read any more."""
+    if file := item_file(root, path):
+        with suppress(SkipImage, OSError):
+            picture = read_image_and_size(file, at_least=2 * TILE)[0]
+            picture.thumbnail((TILE, TILE), Image.Resampling.LANCZOS)
+            return picture
+    frame = Image.new("RGB", (TILE, TILE), PAPER)
+    ImageDraw.Draw(frame).rectangle((0, 0, TILE - 1, TILE - 1), outline=FAINT)
+    ImageDraw.Draw(frame).text((TILE // 2, TILE // 2), "gone", FAINT, anchor="mm")
+    return frame
 
 
 def _png(picture: Image.Image) -> bytes:
     buffer = io.BytesIO()
     picture.save(buffer, "PNG")
     return buffer.getvalue()
-
-
-def _caption(row: SheetRow) -> str:
-    return _plain(", ".join(Path(path).name for path in row.paths[:3])) + (" …" if len(row.paths) > 3 else "")
 
 
 def _plain(text: str) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import suppress
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 
@@ -51,8 +50,13 @@ def find_duplicates(
     group = group_duplicates(contents, [None] * len(contents))
     held = max(1, held_numbers // index.meta.dimension)
     _merge_similar(index, space, threshold, listed.ids[order], group, held, rows, tell or (lambda done, total: None))
-    members = _members(group)
-    found = [_group(index, space, listed.ids[order][one], [contents[i] for i in one.tolist()]) for one in members]
+    positions = np.argsort(group, kind="stable")
+    parts = np.split(positions, np.flatnonzero(np.diff(group[positions])) + 1)
+    found = [
+        _group(index, space, listed.ids[order][part], [contents[i] for i in part.tolist()])
+        for part in parts
+        if len(part) > 1
+    ]
     return sorted(filter(None, found), key=lambda one: (-len(one.items), one.items[0].path))
 
 
@@ -83,21 +87,12 @@ def _contents(root: str, paths: list[str], sizes: Ids) -> list[bytes | None]:
     """Return a hash of every file that has the size of another one; only those are read."""
     values, counts = np.unique(sizes, return_counts=True)
     shared = np.isin(sizes, values[counts > 1])
-    return [_content(root, path) if twin else None for path, twin in zip(paths, shared.tolist(), strict=True)]
-
-
-def _content(root: str, path: str) -> bytes | None:
-    file = item_file(root, path)
-    with suppress(OSError):
-        return None if file is None else content_hash(file)
-    return None
-
-
-def _members(group: Ids) -> list[Ids]:
-    """Return the positions of each group that has several."""
-    order = np.argsort(group, kind="stable")
-    begins = np.flatnonzero(np.diff(group[order], prepend=-1))
-    return [part for part in np.split(order, begins[1:]) if len(part) > 1]
+    hashes: list[bytes | None] = [None] * len(paths)
+    for n in np.flatnonzero(shared).tolist():
+        if file := item_file(root, paths[n]):
+            with suppress(OSError):
+                hashes[n] = content_hash(file)
+    return hashes
 
 
 def _group(index: Index, space: str, ids: Ids, contents: list[bytes | None]) -> DuplicateItems | None:
@@ -117,13 +112,9 @@ def _kind(root: str, items: tuple[IndexItem, ...], contents: list[bytes | None])
     """Return the strictest kind that holds for all of them."""
     if contents[0] is not None and len(set(contents)) == 1:
         return "bytes"
-    hashes = [_hash(item_file(root, item.path)) for item in items]
+    hashes: list[int | None] = [None] * len(items)
+    for n, item in enumerate(items):
+        if file := item_file(root, item.path):
+            with suppress(SkipImage, OSError):
+                hashes[n] = perceptual_hash(read_image(file))
     return "picture" if not group_duplicates(contents, hashes).any() else "features"
-
-
-def _hash(file: Path | None) -> int | None:
-    if file is None:
-        return None
-    with suppress(SkipImage, OSError):
-        return perceptual_hash(read_image(file))
-    return None

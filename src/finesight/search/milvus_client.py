@@ -9,7 +9,7 @@ import re
 import socket
 import threading
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from importlib.util import find_spec
@@ -18,12 +18,13 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 
 import numpy as np
+from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
 from finesight.features.types import Floats
 from finesight.io.lock import Busy, acquire
 from finesight.search import structures
-from finesight.search.base import IndexItem, IndexMeta
+from finesight.search.base import Ids, IndexItem, IndexMeta
 from finesight.search.image_files import path_id
 
 PORT = 19530
@@ -51,13 +52,7 @@ class Address:
 
     @classmethod
     def parse(cls, where: str) -> Address:
-        """Parse ``milvus://[user:password@]host[:port]/collection[?token=…]``, ``milvuss://`` for TLS, or ``FILE.db``.
-
-        Raises
-        ------
-        FineSightError
-            If there is no host or no valid name of a collection.
-        """
+        """Parse ``milvus://[user:password@]host[:port]/collection[?token=…]``, ``milvuss://…`` or ``FILE.db``."""
         if not where.startswith(("milvus://", "milvuss://")):
             path = os.path.abspath(os.path.expanduser(where))
             return cls(path, LITE, path, lite=True)
@@ -197,17 +192,12 @@ def make_collection(client: Any, address: Address, meta: IndexMeta, kind: str) -
     client.create_collection(address.collection, schema=schema, index_params=params, properties={META: text}, **STRONG)
 
 
-def sort_hits(hits: Sequence[tuple[float, int]]) -> list[tuple[float, int]]:
-    """Return hits with the best first, and of equal ones the smallest id first, as ``nearest.rank`` does."""
-    run, before = 0, float("inf")
-    keyed = []
-    for score, item in sorted(hits, key=lambda hit: -hit[0]):
-        run += before - score >= EQUAL
-        before = score
-        keyed.append((run, item))
-    return list(
-        zip(sorted((score for score, _ in hits), reverse=True), (item for _, item in sorted(keyed)), strict=True)
-    )
+def sort_hits(scores: NDArray[np.float64], ids: Ids) -> tuple[NDArray[np.float64], Ids]:
+    """Return scores and ids with the best first, and of equal ones the smallest id first, as ``nearest.rank`` does."""
+    order = np.argsort(-scores)
+    scores, ids = scores[order], ids[order]
+    run = np.cumsum(np.diff(scores, prepend=scores[:1]) <= -EQUAL)  # counts up where scores are not equal
+    return scores, ids[np.lexsort((ids, run))]
 
 
 def to_entity(item: IndexItem, vectors: dict[str, Floats]) -> dict[str, Any]:
@@ -226,11 +216,7 @@ def from_entity(row: dict[str, Any]) -> IndexItem:
 
 def path_to_text(path: str) -> str:
     """Return a path as UTF-8, which Milvus wants. Other names become / and digits: no relative path begins so."""
-    try:
-        path.encode()
-    except UnicodeEncodeError:
-        return "/" + os.fsencode(path).hex()
-    return path
+    return "/" + os.fsencode(path).hex() if re.search("[\ud800-\udfff]", path) else path
 
 
 def text_to_path(text: str) -> str:

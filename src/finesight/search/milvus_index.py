@@ -12,6 +12,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Self
@@ -73,7 +74,10 @@ class MilvusIndex(Index):
         self._held_facts: tuple[float, dict[str, Any]] = (float("-inf"), {})
         if not client.has_collection(address.collection):
             raise FineSightError(f"There is no index {address.shown}. Make one with `finesight index`.")
-        self.meta = self._read_meta()
+        described = client.describe_collection(address.collection)
+        # The meta is kept twice: Milvus Lite loses descriptions, some servers properties.
+        text = described.get("properties", {}).get(META) or described.get("description", "")
+        self.meta = IndexMeta.parse(text, f"The collection {address.shown}")
         client.load_collection(address.collection)
 
     @classmethod
@@ -124,18 +128,15 @@ class MilvusIndex(Index):
             connections.close(address, client)
             raise
 
-    def _read_meta(self) -> IndexMeta:
-        """Read how the index was made. It is kept twice: Milvus Lite loses descriptions, some servers properties."""
-        described = self._client.describe_collection(self.address.collection)
-        text = described.get("properties", {}).get(META) or described.get("description", "")
-        return IndexMeta.parse(text, f"The collection {self.address.shown}")
+    def _call(self, method: str, *args: Any, **options: Any) -> Any:
+        """Call a method of the client for the collection; raise ``FineSightError`` if Milvus fails."""
+        with milvus_errors(self.address):
+            return getattr(self._client, method)(self.address.collection, *args, **options)
 
     # --- reading --------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        with milvus_errors(self.address):
-            counted = self._client.query(self.address.collection, filter="", output_fields=["count(*)"], **STRONG)
-        return int(counted[0]["count(*)"])
+        return int(self._call("query", filter="", output_fields=["count(*)"], **STRONG)[0]["count(*)"])
 
     def list_items(self) -> ItemList:
         rows = [
@@ -201,8 +202,7 @@ class MilvusIndex(Index):
         """Return what was measured last. Another process may have measured since, so it is read now and then."""
         read_at, facts = self._held_facts
         if time.monotonic() - read_at > FACTS_SECONDS:
-            with milvus_errors(self.address):
-                text = self._client.describe_collection(self.address.collection).get("properties", {}).get(FACTS)
+            text = self._call("describe_collection").get("properties", {}).get(FACTS)
             facts = json.loads(text or "{}")
             self._held_facts = time.monotonic(), facts
         return dict(facts.get(space, EXACT))
@@ -212,51 +212,39 @@ class MilvusIndex(Index):
         return max(1, min(rows, PAGE_BYTES // (4 * self.meta.dimension)))
 
     def _get(self, ids: list[int], fields: Sequence[str]) -> list[dict[str, Any]]:
-        if not ids:
-            return []
-        with milvus_errors(self.address):
-            return list(self._client.get(self.address.collection, ids=ids, output_fields=["id", *fields], **STRONG))
+        return list(self._call("get", ids=ids, output_fields=["id", *fields], **STRONG)) if ids else []
 
     def _pages(self, fields: Sequence[str], rows: int) -> Iterator[list[dict[str, Any]]]:
         """Yield all entities by id, a page at a time."""
-        with milvus_errors(self.address):
-            pages = self._client.query_iterator(
-                self.address.collection, batch_size=rows, output_fields=["id", *fields], **STRONG
-            )
-            try:
-                while page := pages.next():
-                    yield list(page)
-            finally:
-                pages.close()
+        pages = self._call("query_iterator", batch_size=rows, output_fields=["id", *fields], **STRONG)
+        with milvus_errors(self.address), closing(pages):
+            while page := pages.next():
+                yield list(page)
 
     def _search(self, queries: Floats, k: int, field: str, effort: int) -> tuple[Floats, Ids]:
         """Search, and ask for more hits where so many are equal that those with the smallest ids may be missing."""
         scores, ids = np.full((len(queries), k), -1, np.float32), np.full((len(queries), k), -1, np.int64)
         left, limit = np.arange(len(queries)), min(MAX_HITS, k + TIES)
         while len(left):
-            answers = self._request_hits(queries[left], limit, field, max(effort, limit) if effort else 0)
-            unclear = []
-            for n, hits in zip(left.tolist(), answers, strict=True):
-                if limit < MAX_HITS and len(hits) == limit and hits[k - 1][0] - hits[-1][0] < EQUAL:
-                    unclear.append(n)
-                best = sort_hits(hits)[:k]
-                scores[n, : len(best)] = [min(score, 1.0) for score, _ in best]
-                ids[n, : len(best)] = [item for _, item in best]
-            left, limit = np.array(unclear, np.int64), min(MAX_HITS, 4 * limit)
-        return scores, ids
-
-    def _request_hits(self, queries: Floats, limit: int, field: str, effort: int) -> list[list[tuple[float, int]]]:
-        with milvus_errors(self.address):
-            answers = self._client.search(
-                self.address.collection,
-                data=list(queries),
+            answers = self._call(
+                "search",
+                data=list(queries[left]),
                 anns_field=field,
                 limit=limit,
                 output_fields=["id"],
-                search_params={"metric_type": "IP", "params": {"ef": effort} if effort else {}},
+                search_params={"metric_type": "IP", "params": {"ef": max(effort, limit)} if effort else {}},
                 **STRONG,
             )
-        return [[(float(hit["distance"]), int(hit["id"])) for hit in hits] for hits in answers]
+            unclear = []
+            for n, hits in zip(left.tolist(), answers, strict=True):
+                products = np.array([hit["distance"] for hit in hits], np.float64)
+                if limit < MAX_HITS and len(hits) == limit and products[k - 1] - products[-1] < EQUAL:
+                    unclear.append(n)
+                best, items = sort_hits(products, np.array([hit["id"] for hit in hits], np.int64))
+                scores[n, : len(hits)] = np.minimum(best[:k], 1)
+                ids[n, : len(hits)] = items[:k]
+            left, limit = np.array(unclear, np.int64), min(MAX_HITS, 4 * limit)
+        return scores, ids
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -270,24 +258,20 @@ class MilvusIndex(Index):
             for n, item in enumerate(items)
         ]
         step = max(1, REQUEST_BYTES // (4 * self.meta.dimension * len(self.meta.spaces)))
-        with milvus_errors(self.address):
-            for start in range(0, len(rows), step):
-                self._client.upsert(self.address.collection, rows[start : start + step])
+        for start in range(0, len(rows), step):
+            self._call("upsert", rows[start : start + step])
 
     def remove(self, ids: Ids) -> None:
         wanted, step = np.asarray(ids, np.int64).tolist(), self.limits.page_rows
-        with milvus_errors(self.address):
-            for start in range(0, len(wanted), step):
-                self._client.delete(self.address.collection, ids=wanted[start : start + step])
+        for start in range(0, len(wanted), step):
+            self._call("delete", ids=wanted[start : start + step])
 
     def finish(self) -> None:
         """Wait until a server has built its graph, and measure the recall of the graph."""
-        with milvus_errors(self.address):
-            self._client.flush(self.address.collection)
-            kinds = {space: self._wait_for_graph(vector_field(space)) for space in self.meta.spaces}
+        self._call("flush")
+        kinds = {space: self._wait_for_graph(vector_field(space)) for space in self.meta.spaces}
         facts = {space: self._measure(space, kind) for space, kind in kinds.items()}
-        with milvus_errors(self.address):
-            self._client.alter_collection_properties(self.address.collection, {FACTS: json.dumps(facts)})
+        self._call("alter_collection_properties", {FACTS: json.dumps(facts)})
         self._held_facts = time.monotonic(), facts
 
     def _remove_other_ids(self, items: Sequence[IndexItem]) -> None:
@@ -295,10 +279,7 @@ class MilvusIndex(Index):
         twice, whenever the process is killed."""
         owners = {path_to_text(item.path): item.id for item in items}
         keys = [path_id(item.path) for item in items]
-        with milvus_errors(self.address):
-            there = self._client.query(
-                self.address.collection, filter=f"path_key in {keys}", output_fields=["id", "path"], **STRONG
-            )
+        there = self._call("query", filter=f"path_key in {keys}", output_fields=["id", "path"], **STRONG)
         stale = [row["id"] for row in there if owners.get(row["path"], row["id"]) != row["id"]]
         if stale:
             self.remove(np.array(stale, np.int64))
@@ -307,7 +288,7 @@ class MilvusIndex(Index):
         """Return the kind of structure of a field as soon as no row is pending."""
         deadline = time.monotonic() + BUILD_SECONDS
         while True:
-            described = self._client.describe_index(self.address.collection, field)
+            described = self._call("describe_index", field)
             if not int(described.get("pending_index_rows", 0)) or time.monotonic() > deadline:
                 return str(described["index_type"])
             time.sleep(0.5)

@@ -65,7 +65,8 @@ def fit_structure(now: Snapshot, space: str, folder: Path, limits: FaissLimits) 
     whole = held is not None and (not held.file or now.loaded.get(held.file) is not None)
     if held is not None and held.queries and whole and rows - held.rows <= MAX_TAIL_SHARE * rows:
         return held
-    fits = _graph_bytes(rows, dimension) * len(now.vectors) <= limits.graph_bytes
+    graph = rows * 4 * (min(dimension, WIDTH) + 2 * LINKS + 4)  # bytes: few dimensions, two links' worth at the bottom
+    fits = graph * len(now.vectors) <= limits.graph_bytes
     for kind in ("hnsw", "ivf-pq") if fits else ("ivf-pq",):  # a graph may fall apart where images come in tight groups
         made = _build_and_measure(now, replace(exact, kind=kind), folder, limits)
         if made.file:
@@ -97,21 +98,18 @@ def _build_and_measure(now: Snapshot, plan: Structure, folder: Path, limits: Fai
     return reached
 
 
-def _graph_bytes(rows: int, dimension: int) -> int:
-    """Return the memory of a graph: vectors of few dimensions and two links' worth at the lowest level."""
-    return rows * 4 * (min(dimension, WIDTH) + 2 * LINKS + 4)
-
-
 def build(kind: str, vectors: Floats, seed: int = 0) -> Any:
     """Build a FAISS structure over all rows, (rows, D), which are read a block at a time."""
     import faiss
 
     rows, dimension = vectors.shape
     width = min(dimension, WIDTH)
-    inner: Any = faiss.index_factory(width, _factory_string(kind, rows, width), faiss.METRIC_L2)
+    inner: Any
     if kind == "hnsw":
+        inner = faiss.index_factory(width, f"HNSW{LINKS}", faiss.METRIC_L2)
         inner.hnsw.efConstruction = BUILD_EFFORT
     else:
+        inner = faiss.index_factory(width, _lists_of_codes(rows, width), faiss.METRIC_L2)
         inner.pq.cp.niter = CODE_ROUNDS
     random = np.random.default_rng(seed)
     sample = vectors[np.sort(random.choice(rows, min(rows, TRAIN_ROWS), replace=False))]
@@ -141,9 +139,8 @@ def _random_pca(sample: Floats, width: int, random: np.random.Generator) -> Any:
     return transform
 
 
-def _factory_string(kind: str, rows: int, width: int) -> str:
-    if kind == "hnsw":
-        return f"HNSW{LINKS}"
+def _lists_of_codes(rows: int, width: int) -> str:
+    """Return FAISS's words for inverted lists whose number and codes can be learned from so many rows."""
     learned = min(rows, TRAIN_ROWS)
     pieces = max(n for n in range(1, CODE_BYTES + 1) if width % n == 0)
     lists = max(1, min(round(4 * rows**0.5), learned // LEARN))
@@ -184,10 +181,7 @@ def candidates(index: Any, queries: Floats, pool: int) -> Ids:
 def read(folder: Path, structure: Structure) -> Any | None:
     """Load a structure; return None where search is exact or the file is damaged: then every row is compared.
 
-    Raises
-    ------
-    FileNotFoundError
-        If the file is gone because a newer one replaced it.
+    Raises ``FileNotFoundError`` if the file is gone because a newer one replaced it.
     """
     if structure.kind == "exact":
         return None
