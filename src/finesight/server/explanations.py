@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 from fastapi import HTTPException
-from numpy.typing import NDArray
 
-from finesight.features.types import Floats, View
+from finesight.features.types import View
 from finesight.server import schemas
 from finesight.server.images import draw_overlay
 from finesight.server.parameters import ExplainOptions, request_box
@@ -78,14 +77,9 @@ def _projections(encoder: Encoder, view: View) -> list[schemas.Projection]:
     if responses is None:
         return []
     strengths = responses.var(axis=(1, 2))
+    lowest = responses.min((1, 2), keepdims=True)
+    scaled = (responses - lowest) / np.maximum(np.ptp(responses, (1, 2), keepdims=True), 1e-12)  # a constant map is 0
     return [
-        schemas.Projection(k=k, strength=float(strengths[k]), map=mask_rows(_to_unit_range(responses[k])))
+        schemas.Projection(k=k, strength=float(strengths[k]), map=mask_rows(scaled[k].astype(np.float32)))
         for k in np.argsort(-strengths, kind="stable")[:PROJECTIONS].tolist()
     ]
-
-
-def _to_unit_range(cells: NDArray[np.float64]) -> Floats:
-    """Scale a map so that its lowest value is 0 and its highest 1; a constant map becomes 0."""
-    low, high = float(cells.min()), float(cells.max())
-    scaled: Floats = ((cells - low) / max(high - low, 1e-12)).astype(np.float32)
-    return scaled

@@ -10,6 +10,7 @@ import asyncio
 import hashlib
 import hmac
 import logging
+from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from starlette.datastructures import MutableHeaders
@@ -37,10 +38,9 @@ SAFETY_HEADERS = {
 }
 
 
-def error_response(status: int, detail: str, **headers: str) -> JSONResponse:
-    """Return an error as JSON; an underscore in the name of a header stands for a hyphen."""
-    named = {name.replace("_", "-"): value for name, value in headers.items()}
-    return JSONResponse({"detail": detail}, status, headers=named)
+def error_response(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
+    """Return an error as JSON."""
+    return JSONResponse({"detail": detail}, status, headers=headers)
 
 
 def host_name(header: str) -> str:
@@ -75,8 +75,11 @@ class Guard:
         if scope["type"] != "http":
             await send({"type": "websocket.close", "code": 1008})
             return
+        started = False
 
         async def send_safely(message: Message) -> None:
+            nonlocal started
+            started = True
             if message["type"] == "http.response.start":
                 headers = MutableHeaders(scope=message)
                 for name, value in SAFETY_HEADERS.items():
@@ -87,7 +90,7 @@ class Guard:
         refusal = self._check_origin(request) or self._check_token(request)
         if refusal is None and self._running >= self._limit:
             detail = "The server is busy: too many requests at a time. Try again in a moment."
-            refusal = error_response(503, detail, retry_after="1")
+            refusal = error_response(503, detail, {"Retry-After": "1"})
         if refusal is not None:
             await refusal(scope, receive, send_safely)
             return
@@ -95,29 +98,19 @@ class Guard:
             scope = {**scope, "method": "GET"}  # the web server sends the head alone
         self._running += 1
         try:
-            await self._run_app(scope, receive, send_safely)
-        finally:
-            self._running -= 1
-
-    async def _run_app(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Pass the request on. Failures go to the log in full; the client gets a sentence."""
-        started = False
-
-        async def note_start(message: Message) -> None:
-            nonlocal started
-            started = True
-            await send(message)
-
-        try:
-            await self._app(scope, receive, note_start)
+            await self._app(scope, receive, send_safely)
         except asyncio.CancelledError:  # Ctrl-C after the grace period is no failure, so it leaves no trace in the log
             if not started:
-                await error_response(503, "The server is stopping.", connection="close")(scope, receive, send)
-        except Exception:
+                stopping = error_response(503, "The server is stopping.", {"Connection": "close"})
+                await stopping(scope, receive, send_safely)
+        except Exception:  # in full to the log; the client gets a sentence
             log.exception("%s %s failed.", scope["method"], scope["path"])
             if started:
                 raise
-            await error_response(500, "Something went wrong in the server; its log says what.")(scope, receive, send)
+            failed = error_response(500, "Something went wrong in the server; its log says what.")
+            await failed(scope, receive, send_safely)
+        finally:
+            self._running -= 1
 
     def _check_origin(self, request: Request) -> JSONResponse | None:
         """Return 400 for a host name that is not ours, 403 for a request that another site caused."""
@@ -151,6 +144,6 @@ class Guard:
             rest = urlencode([pair for pair in query if pair[0] != "token"])
             location = quote("/" + path.lstrip("/\\")) + (f"?{rest}" if rest else "")  # never another host
             cookie = f"{self._cookie_name}={self._cookie_value}; Path=/; HttpOnly; SameSite=Strict"
-            return error_response(303, "Come in.", location=location, set_cookie=cookie)
+            return error_response(303, "Come in.", {"Location": location, "Set-Cookie": cookie})
         detail = "A token is needed: send 'Authorization: Bearer TOKEN', or open the page as /?token=TOKEN."
-        return error_response(401, detail, www_authenticate="Bearer")
+        return error_response(401, detail, {"WWW-Authenticate": "Bearer"})

@@ -47,10 +47,6 @@ class _LimitedReads:
         return self._stream.read(size)
 
 
-def _limited(stream: IO[bytes], reads: int) -> IO[bytes]:
-    return cast(IO[bytes], _LimitedReads(stream, reads))
-
-
 def check_image(stream: IO[bytes], pixels: int) -> None:
     """Raise 413 or 415 unless ``stream`` begins as an image of at most that many pixels. Nothing is decoded."""
     too_large = HTTPException(413, f"The picture has more than {pixels / 1e6:g} million pixels.")
@@ -58,7 +54,7 @@ def check_image(stream: IO[bytes], pixels: int) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(_limited(stream, HEADER_READS), formats=FORMATS) as image:
+            with Image.open(cast(IO[bytes], _LimitedReads(stream, HEADER_READS)), formats=FORMATS) as image:
                 width, height = image.size
     except Image.DecompressionBombError:
         raise too_large from None
@@ -75,7 +71,7 @@ def _decoding(stream: IO[bytes], config: ServerConfig) -> Iterator[IO[bytes]]:
     """Yield ``stream`` to a decoder. Raise 413, 415, 422 or 503 when it cannot be used."""
     check_image(stream, config.pixels)
     try:
-        yield _limited(stream, config.reads)
+        yield cast(IO[bytes], _LimitedReads(stream, config.reads))
     except UnreachableFile as error:
         raise HTTPException(503, f"The picture cannot be read now: {error}.", headers={"Retry-After": "5"}) from None
     except SkipImage as error:

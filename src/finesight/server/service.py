@@ -64,7 +64,9 @@ class SearchService:
         # Each cache has the time, in periods, among its keys: an entry is used until its period ends.
         self._facts = lru_cache(maxsize=1)(lambda period: index.facts())
         self._listing = lru_cache(maxsize=1)(self._read_listing)
-        self._clusters = lru_cache(maxsize=CLUSTERS_KEPT)(self._find_clusters)
+        self._clusters = lru_cache(maxsize=CLUSTERS_KEPT)(
+            lambda method, count, items, period: cluster(index, method, count) if items else None
+        )
 
     def close(self, seconds: float) -> bool:
         """Stop all work and return whether the background job ended within that time."""
@@ -216,9 +218,6 @@ class SearchService:
         """Return the clusters, found now or kept since; None of an empty index."""
         count = options.count if options.method == "kmeans" else None  # HDBSCAN takes no count
         return self._clusters(options.method, count, len(self.index), time.monotonic() // CLUSTERS_SECONDS)
-
-    def _find_clusters(self, method: str, count: int | None, items: int, period: float) -> Clustering | None:
-        return cluster(self.index, method, count) if items else None
 
 
 def _item_fields(item: IndexItem | Hit) -> dict[str, str | int]:
