@@ -66,20 +66,9 @@ def update_index(
     """Bring ``index`` up to date with ``folder`` and return what was done.
 
     It is safe to kill at any point and to run again: what was committed is not embedded twice, and nothing is doubled.
-
-    Parameters
-    ----------
-    stop
-        Called after every image; once it returns True, what is done is committed and ``IndexUpdate.stopped`` is set.
-    skipped_file
-        Where images that were left out are listed with the reason.
-    commit_images
-        How many images are committed together.
-
-    Raises
-    ------
-    FineSightError
-        If the index is of another encoder or another folder, or the folder has no images.
+    ``stop`` is called after every image; once it returns True, what is done is committed and ``IndexUpdate.stopped`` is
+    set. Images that are left out are listed in ``skipped_file`` with the reason. Raises ``FineSightError`` if the index
+    is of another encoder or another folder, or the folder has no images.
     """
     report_progress = callback or (lambda phase, done, total: None)
     require_same(index, embedder, "the one given now")

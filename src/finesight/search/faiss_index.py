@@ -37,18 +37,18 @@ MAX_DEAD_SHARE = 0.2  # of rows that no item owns; above it the vector files are
 
 
 class FaissIndex(Index):
-    """Open the index in ``folder``; ``limits`` say when which structure is built.
-
-    Raises
-    ------
-    FineSightError
-        If there is no index, or it is damaged or of another format.
-    """
+    """Open the index in ``folder``; raise ``FineSightError`` if there is none or it is damaged or of another format."""
 
     def __init__(self, folder: str | Path, limits: FaissLimits | None = None) -> None:
         self.folder = Path(folder)
         self.limits = limits or FaissLimits()
-        self.meta = _read_meta(self.folder)
+        try:
+            text = (self.folder / META).read_text()
+        except FileNotFoundError:
+            raise FineSightError(f"There is no index in {self.folder}. Make one with `finesight index`.") from None
+        except (OSError, ValueError) as error:
+            raise FineSightError(f"The index in {self.folder} is damaged or cannot be read: {error}") from error
+        self.meta = IndexMeta.parse(text, f"The index in {self.folder}")
         self._store = ItemStore(self.folder / ITEMS)
         self._refreshing = threading.Lock()
         self._snapshot: Snapshot | None = None
@@ -65,9 +65,8 @@ class FaissIndex(Index):
             raise FineSightError(f"There is no index {folder}: nothing is there. Make one with `finesight index`.")
         if (folder / "encoder").exists() or (folder / "config.yaml").exists():
             raise FineSightError(f"The run {folder} has no index yet. Make one with `finesight index {folder} FOLDER`.")
-        raise FineSightError(
-            f"There is no index in {folder}. Make one with `finesight index RUN FOLDER --index {folder}`."
-        )
+        advice = f"Make one with `finesight index RUN FOLDER --index {folder}`."
+        raise FineSightError(f"There is no index in {folder}. {advice}")
 
     @classmethod
     def exists(cls, where: str | Path) -> bool:
@@ -171,9 +170,9 @@ class FaissIndex(Index):
         ids[changes.dead] = -1
         ids[changes.rows] = changes.ids
         vectors = {space: self._map_rows(changes.state, space) for space in self.meta.spaces}
-        loaded = held.loaded if held is not None else {}
+        known = held.loaded if held is not None else {}
         loaded = {
-            one.file: loaded[one.file] if one.file in loaded else structures.read(self.folder, one)
+            one.file: known[one.file] if one.file in known else structures.read(self.folder, one)
             for one in changes.structures.values()
             if one.file
         }
@@ -272,25 +271,15 @@ class FaissIndex(Index):
                 path.unlink(missing_ok=True)
 
 
-def _read_meta(folder: Path) -> IndexMeta:
-    try:
-        text = (folder / META).read_text()
-    except FileNotFoundError:
-        raise FineSightError(f"There is no index in {folder}. Make one with `finesight index`.") from None
-    except (OSError, ValueError) as error:
-        raise FineSightError(f"The index in {folder} is damaged or cannot be read: {error}") from error
-    return IndexMeta.parse(text, f"The index in {folder}")
-
-
 def _refuse_foreign(folder: Path) -> None:
     """Raise ``FineSightError`` if ``folder`` is a file or holds anything that is not of an index."""
-    if folder.exists() and not folder.is_dir():
+    if not folder.exists():
+        return
+    if not folder.is_dir():
         raise FineSightError(f"{folder} is a file: --index must be a folder.")
     ours = {ENCODER, ITEMS, f"{ITEMS}-journal", LOCK, META}
     scratch = (f".{ENCODER}.", f".{META}.")
-    if folder.exists() and any(
-        path.name not in ours and not path.name.startswith(scratch) for path in folder.iterdir()
-    ):
+    if any(path.name not in ours and not path.name.startswith(scratch) for path in folder.iterdir()):
         raise FineSightError(f"{folder} is not empty and holds no index: give --index a new folder.")
 
 

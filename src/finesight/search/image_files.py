@@ -42,7 +42,8 @@ def list_files(source: ImageSource) -> tuple[list[ImageFile], list[tuple[str, st
     skipped = list(source.skipped)
     folders: dict[str, str] = {}  # real path of each folder, looked up once
     for given in source.paths.tolist():
-        path = _relative(given, str(source.root))
+        absolute = os.path.isabs(given)  # in a list; otherwise it is relative to the root
+        path = os.path.relpath(given, source.root).replace(os.sep, "/") if absolute else os.path.normpath(given)
         file = os.path.join(root, path)
         try:
             real = _real(file, folders)
@@ -76,11 +77,6 @@ def path_id(path: str) -> int:
     """Return the same number for the same relative path, below 2**52."""
     digest = hashlib.blake2b(os.fsencode(path), digest_size=8).digest()
     return int.from_bytes(digest, "big") >> (64 - ID_BITS)
-
-
-def _relative(path: str, root: str) -> str:
-    """Return a path of a list, which may be absolute, relative to the root."""
-    return os.path.relpath(path, root).replace(os.sep, "/") if os.path.isabs(path) else os.path.normpath(path)
 
 
 def _real(file: str, folders: dict[str, str]) -> str:

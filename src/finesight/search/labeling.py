@@ -43,10 +43,7 @@ def write_table(file: Path, clustering: Clustering, paths: dict[int, str]) -> No
 def read_labels(file: Path, index: Index) -> Labels:
     """Read the labels of a table: a line's own label, else that of its cluster if there is only one.
 
-    Raises
-    ------
-    FineSightError
-        If the file is no table of clusters or has no label of an image in the index.
+    Raises ``FineSightError`` if the file is no table of clusters or has no label of an image in the index.
     """
     lines = _read(file)
     by_cluster: dict[str, set[str]] = defaultdict(set)
@@ -66,10 +63,8 @@ def read_labels(file: Path, index: Index) -> Labels:
         else:
             rows.append((os.path.join(index.meta.root, line["path"]), label))
     if not rows:
-        raise FineSightError(
-            f"{file} has no label that fits the index: write one into the column `label` of at least one line of a "
-            "cluster."
-        )
+        advice = "write one into the column `label` of at least one line of a cluster."
+        raise FineSightError(f"{file} has no label that fits the index: {advice}")
     return Labels(rows, unlabeled, tuple(sorted(unclear)), gone)
 
 

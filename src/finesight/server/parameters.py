@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Annotated, Any, Literal
 
 from fastapi import HTTPException, Path
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, BeforeValidator, Field, ValidationError
 
 from finesight.errors import FineSightError
 from finesight.features.preprocess import parse_box
@@ -17,7 +17,6 @@ from finesight.server.schemas import ITEM_ID_PATTERN
 ANY_ID_PATTERN = "^([0-9]{1,16}|q[0-9a-f]{16})$"
 BOX_PATTERN = r"^[0-9.eE+-]+(,[0-9.eE+-]+){3}$"
 ITEM_OR_UPLOAD = "An item id, or the q… id of a picture that was uploaded."
-
 
 # An empty text counts as none. Numbers and boxes must not be empty, because no schema could say so.
 EmptyIsNone = BeforeValidator(lambda value: None if value == "" else value)
@@ -40,13 +39,7 @@ BoxText = Annotated[
 AnyIdField = Annotated[str, Field(pattern=ANY_ID_PATTERN, description=ITEM_OR_UPLOAD, examples=["1"])]
 
 
-class RequestModel(BaseModel):
-    """Parameters of a request, which do not change."""
-
-    model_config = ConfigDict(frozen=True)
-
-
-class SearchOptions(RequestModel):
+class SearchOptions(BaseModel, frozen=True):
     """Options of a search, by an upload or by an image of the index."""
 
     k: int = Field(24, ge=1, le=200, description="Hits wanted.")
@@ -66,7 +59,7 @@ class SearchById(SearchOptions):
     query: AnyIdField
 
 
-class ExplainOptions(RequestModel):
+class ExplainOptions(BaseModel, frozen=True):
     """The two images to explain, and how they were compared."""
 
     query: AnyIdField
@@ -75,14 +68,14 @@ class ExplainOptions(RequestModel):
     box: BoxText = None
 
 
-class ClusterOptions(RequestModel):
+class ClusterOptions(BaseModel, frozen=True):
     """How to group the images of the index."""
 
     method: Literal["kmeans", "hdbscan"] = Field("kmeans", description="hdbscan finds the number by itself.")
     count: int | None = Field(None, ge=2, le=500, description="Of clusters (kmeans).")
 
 
-class Page(RequestModel):
+class Page(BaseModel, frozen=True):
     """Which part of a list to return."""
 
     offset: int = Field(0, ge=0, le=2**40)
