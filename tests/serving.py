@@ -16,14 +16,10 @@ from typing import Any, NamedTuple
 
 import httpx
 import numpy as np
-import torch
 from PIL import Image
 from starlette.testclient import TestClient
 
 from finesight.features.embedder import TorchEmbedder
-from finesight.features.encoder import Encoder, EncoderConfig
-from finesight.nn.backbone_config import BackboneConfig
-from finesight.rationale.config import VARIANTS
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
 from finesight.server.app import create_app
@@ -31,23 +27,10 @@ from finesight.server.config import ServerConfig
 from finesight.server.job import BackgroundJob
 from finesight.server.run_server import SearchServer, bind, browser_address
 from finesight.server.service import SearchService
+from indexes import small_encoder
 from processes import Command
 
 BASE = "http://127.0.0.1:8000"
-
-
-def small_encoder(folder: Path, *, rationale: bool = True) -> Path:
-    """An untrained encoder of 32 px with a 4×4 map, in ``folder/encoder``."""
-    torch.manual_seed(0)
-    config = EncoderConfig(
-        method="lcr" if rationale else "frozen",
-        resolution=32,
-        pooling="rationale-gem" if rationale else "average",
-        backbone=BackboneConfig(name="test_resnet", weights="random", output_stride=8),
-        rationale=VARIANTS["finesight"].model_copy(update={"projections": 4}) if rationale else None,
-    )
-    Encoder.untrained(config).save(folder / "encoder")
-    return folder
 
 
 def indexed(run: Path, images: Path) -> Path:

@@ -8,6 +8,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,8 @@ import finesight
 from finesight.api import frozen
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
-from finesight.evaluation.evaluate import Evaluation, evaluate, evaluate_poolings, split_indices
+from finesight.evaluation import evaluate as evaluation
+from finesight.evaluation.evaluate import Evaluation, split_indices
 from finesight.evaluation.knn import knn_places
 from finesight.evaluation.linear import ProbeResult, linear_probe
 from finesight.evaluation.protocols import ProbeTask, setting_words
@@ -34,6 +36,8 @@ from processes import Finished, command, refused, succeeded
 
 pytestmark = pytest.mark.slow
 
+evaluate = partial(evaluation.evaluate, progress=False)
+evaluate_poolings = partial(evaluation.evaluate_poolings, progress=False)
 PLAIN = ("--backbone", "test_resnet", "--weights", "random", "--resolution", "32", "--output-stride", "8")
 
 
@@ -106,6 +110,8 @@ def test_json_of_a_run(scored: tuple[Path, Finished], encoder: Encoder, birds: P
     assert scores["setting"]["split"] == "given"
     assert (scores["setting"]["train_images"], scores["setting"]["test_images"]) == (48, 24)
     assert json.loads((run / "evaluation.json").read_text()) == scores
+    again = finesight.evaluate(encoder, birds, progress=False)
+    assert json.loads(json.dumps(again.scores)) == scores
 
     source = open_source(birds)
     assert source.labels is not None
@@ -132,11 +138,6 @@ def test_json_of_a_run(scored: tuple[Path, Finished], encoder: Encoder, birds: P
         scores["linear"]["100"]["top1"], abs=0.01
     )
     assert [float(row["rank1"]) for row in rows] == sorted(float(row["rank1"]) for row in rows), "worst first"
-
-
-def test_the_same_twice(scored: tuple[Path, Finished], encoder: Encoder, birds: Path) -> None:
-    again = finesight.evaluate(encoder, birds, progress=False)
-    assert json.loads(json.dumps(again.scores)) == json.loads(scored[1].out)
 
 
 def test_a_frozen_backbone_needs_no_run(birds: Path, tmp_path: Path) -> None:
@@ -172,7 +173,7 @@ def test_class_folders_get_a_split_of_their_own(class_folders: Path, encoder: En
 
 
 def test_options(encoder: Encoder, birds: Path) -> None:
-    quick = evaluate(encoder, birds, linear=False, limit_classes=2, pooling="average", progress=False)
+    quick = evaluate(encoder, birds, linear=False, limit_classes=2, pooling="average")
     assert "linear" not in quick.scores
     assert quick.scores["retrieval"]["queries"] == 12
     assert quick.scores["setting"]["train_images"] == 24
@@ -183,7 +184,7 @@ def test_options(encoder: Encoder, birds: Path) -> None:
     where = quick.scores["localization"]
     assert where["map"] == "uniform", "an average looks everywhere alike"
     assert where["inside"] == where["pointing"] == where["object_area"]
-    probed = evaluate(encoder, birds, fractions=(60, 10), progress=False)
+    probed = evaluate(encoder, birds, fractions=(60, 10))
     assert list(probed.scores["linear"]) == ["60", "10"]
 
 
@@ -199,7 +200,7 @@ def test_the_probe_is_given_what_the_variant_says(encoder: Encoder, birds: Path)
     raw = encoder.config.rationale.model_copy(update={"probe_input": "raw"})
     other = Encoder(encoder.config.model_copy(update={"rationale": raw}), encoder.backbone, encoder.branch)
     for which, forced in ((encoder, None), (other, None), (encoder, False), (other, True)):
-        evaluate(which, birds, fractions=(20,), normalize=forced, protocol=Watching(), progress=False)
+        evaluate(which, birds, fractions=(20,), normalize=forced, protocol=Watching())
     assert given == [True, False, False, True]
 
 
@@ -209,7 +210,7 @@ def test_images_that_cannot_be_read_are_left_out(encoder: Encoder, birds: Path, 
     shutil.rmtree(root / "masks")
     for split in ("test", "train"):
         next((root / split).rglob("*.png")).write_bytes(b"")
-    scores = evaluate(encoder, root, progress=False).scores
+    scores = evaluate(encoder, root).scores
     assert scores["setting"]["skipped"] == 2
     assert scores["setting"]["test_images"] == scores["retrieval"]["queries"] == 23
     assert scores["setting"]["train_images"] == 47
@@ -221,21 +222,28 @@ def test_images_without_a_label_take_no_part(encoder: Encoder, birds: Path, tmp_
         number = int(file.stem)
         lines.append(f"{file},{file.parent.name if number < 9 else ''}")
     (tmp_path / "list.csv").write_text("\n".join(lines))
-    scores = evaluate(encoder, tmp_path / "list.csv", progress=False).scores
+    scores = evaluate(encoder, tmp_path / "list.csv").scores
     assert scores["retrieval"]["queries"] == 36
     check_shape(scores, localized=False)
 
 
 def test_boxes_will_do_where_there_are_no_masks(encoder: Encoder, birds: Path) -> None:
+    """The oracle pools inside them; a box around everything is an average."""
     source = open_source(birds)
     whole = np.tile(np.float32([0, 0, 40, 40]), (len(source), 1))
-    everywhere = evaluate(encoder, replace(source, masks=None, boxes=whole), linear=False, progress=False).scores
-    assert everywhere["localization"]["inside"] == pytest.approx(100)
-    assert everywhere["localization"]["object_area"] == pytest.approx(100)
-    left = whole * np.float32([1, 1, 0.5, 1])
-    half = evaluate(encoder, replace(source, masks=None, boxes=left), linear=False, progress=False).scores
-    assert half["localization"]["object_area"] == pytest.approx(50)
-    assert 0 < half["localization"]["inside"] < 100
+    poolings = ("rationale-gem", "box", "average")
+    everywhere, half = (
+        evaluate_poolings(encoder, replace(source, masks=None, boxes=boxes), poolings, linear=False)
+        for boxes in (whole, whole * np.float32([1, 1, 0.5, 1]))
+    )
+    found, left = (which["rationale-gem"].scores["localization"] for which in (everywhere, half))
+    assert (found["inside"], found["object_area"]) == pytest.approx((100, 100))
+    assert left["object_area"] == pytest.approx(50)
+    assert 0 < left["inside"] < 100
+    features = [everywhere[name].extracted.features[name] for name in ("box", "average")]
+    np.testing.assert_allclose(*features, rtol=1e-5, atol=1e-6)
+    assert not np.allclose(half["box"].extracted.features["box"], features[1])
+    assert np.array_equal(half["box"].extracted.attention[0], np.tile(np.float32([1, 1, 0, 0]), (4, 1)))
 
 
 # --- several poolings in one pass -------------------------------------------------------------------------------------
@@ -263,57 +271,51 @@ def forwards(encoder: Encoder) -> Iterator[list[int]]:
     handle.remove()
 
 
-def test_all_poolings_at_once_are_each_alone(encoder: Encoder, birds: Path) -> None:
+def test_all_poolings_at_once_are_each_alone(encoder: Encoder, birds: Path, class_folders: Path) -> None:
     poolings = tuple(POOLINGS)[::-1]
-    together = evaluate_poolings(encoder, birds, poolings, fractions=(50,), progress=False)
+    together = evaluate_poolings(encoder, birds, poolings, fractions=(50,))
     assert tuple(together) == poolings
     for name in poolings[::3]:
-        same(together[name], evaluate(encoder, birds, pooling=name, fractions=(50,), progress=False))
+        same(together[name], evaluate(encoder, birds, pooling=name, fractions=(50,)))
+    searched = evaluate_poolings(encoder, class_folders, ("average", "rationale-gem"), linear=False)
+    for name, found in searched.items():
+        assert found.queries.queries == 48, "train images are searched too"
+        same(found, evaluate(encoder, class_folders, pooling=name, linear=False))
     assert len({evaluation.scores["retrieval"]["mAP"] for evaluation in together.values()}) > 1
     maps = {name: evaluation.scores.get("localization", {}).get("map") for name, evaluation in together.items()}
     masked = dict.fromkeys(("energy", "energy-gem", "rationale", "rationale-gem", "bilinear"), "attention")
     assert maps == {**masked, "average": "uniform", "gem": "uniform", "box": None, "box-gem": None}
 
 
-def test_all_poolings_at_once_where_train_images_are_searched_too(encoder: Encoder, class_folders: Path) -> None:
-    poolings = ("average", "rationale-gem")
-    together = evaluate_poolings(encoder, class_folders, poolings, linear=False, progress=False)
-    for name in poolings:
-        assert together[name].queries.queries == 48
-        same(together[name], evaluate(encoder, class_folders, pooling=name, linear=False, progress=False))
-
-
 def test_every_image_is_embedded_once(encoder: Encoder, birds: Path, class_folders: Path, forwards: list[int]) -> None:
     expected = ((birds, True, 48 + 24), (birds, False, 24), (class_folders, True, 48), (class_folders, False, 48))
     for data, linear, images in expected:
         forwards.clear()
-        evaluate_poolings(
-            encoder, data, tuple(offered_poolings()), linear=linear, probed=("gem",), fractions=(20,), progress=False
-        )
+        evaluate_poolings(encoder, data, tuple(offered_poolings()), linear=linear, probed=("gem",), fractions=(20,))
         assert sum(forwards) == images
 
 
 def test_only_what_is_asked_for_is_probed(encoder: Encoder, birds: Path, forwards: list[int]) -> None:
     poolings = ("average", "gem", "energy")
-    some = evaluate_poolings(encoder, birds, poolings, probed=("gem",), fractions=(50,), progress=False)
+    some = evaluate_poolings(encoder, birds, poolings, probed=("gem",), fractions=(50,))
     assert [name for name in poolings if "linear" in some[name].scores] == ["gem"]
-    same(some["gem"], evaluate(encoder, birds, pooling="gem", fractions=(50,), progress=False))
+    same(some["gem"], evaluate(encoder, birds, pooling="gem", fractions=(50,)))
     forwards.clear()
-    none = evaluate_poolings(encoder, birds, poolings, probed=(), progress=False)
+    none = evaluate_poolings(encoder, birds, poolings, probed=())
     assert not any("linear" in evaluation.scores for evaluation in none.values())
     assert sum(forwards) == 24, "train images are of no use then"
-    off = evaluate_poolings(encoder, birds, poolings, linear=False, probed=("gem",), progress=False)
+    off = evaluate_poolings(encoder, birds, poolings, linear=False, probed=("gem",))
     assert not any("linear" in evaluation.scores for evaluation in off.values())
     with pytest.raises(ValueError, match="energy-gem"):
-        evaluate_poolings(encoder, birds, poolings, probed=("energy-gem",), progress=False)
+        evaluate_poolings(encoder, birds, poolings, probed=("energy-gem",))
 
 
 def test_a_mask_over_the_batch_changes_other_poolings_by_rounding_alone(encoder: Encoder, birds: Path) -> None:
     assert encoder.config.rationale is not None
     batch = encoder.config.rationale.model_copy(update={"mask_range": VARIANTS["released"].mask_range})
     other = Encoder(encoder.config.model_copy(update={"rationale": batch}), encoder.backbone, encoder.branch)
-    together = evaluate_poolings(other, birds, ("average", "rationale"), linear=False, progress=False)
-    alone = {name: evaluate(other, birds, pooling=name, linear=False, progress=False) for name in together}
+    together = evaluate_poolings(other, birds, ("average", "rationale"), linear=False)
+    alone = {name: evaluate(other, birds, pooling=name, linear=False) for name in together}
     same(together["rationale"], alone["rationale"])
     features = [which["average"].extracted.features["average"] for which in (together, alone)]
     np.testing.assert_allclose(*features, rtol=1e-4, atol=1e-6)
@@ -341,8 +343,8 @@ def test_wide_features_score_as_the_narrow_ones_they_come_from(
     """With a split of their own, all images are searched."""
     data = request.getfixturevalue(split)
     plain = encoder.with_pooling("average")
-    narrow = evaluate(plain, data, fractions=(100,), progress=False)
-    wide = evaluate(Encoder(plain.config, Turned(plain.backbone), None), data, fractions=(100,), progress=False)  # type: ignore[arg-type]
+    narrow = evaluate(plain, data, fractions=(100,))
+    wide = evaluate(Encoder(plain.config, Turned(plain.backbone), None), data, fractions=(100,))  # type: ignore[arg-type]
     assert isinstance(wide.extracted.features["average"], WideRows)
     assert wide.extracted.features["average"].shape == (len(wide.test), 20_000)
     assert wide.queries.queries == narrow.queries.queries
@@ -353,25 +355,10 @@ def test_wide_features_score_as_the_narrow_ones_they_come_from(
 
 def test_an_encoder_without_a_branch(birds: Path) -> None:
     plain = frozen(BackboneConfig(name="test_resnet", weights="random", output_stride=8), 32)
-    scored = evaluate_poolings(plain, birds, ("average", "energy", "box"), linear=False, progress=False)
+    scored = evaluate_poolings(plain, birds, ("average", "energy", "box"), linear=False)
     assert scored["energy"].scores["localization"]["map"] == "attention"
     with pytest.raises(FineSightError, match="needs a trained rationale"):
-        evaluate_poolings(plain, birds, ("average", "rationale"), linear=False, progress=False)
-
-
-def test_a_told_feature_is_about_the_object(birds: Path, encoder: Encoder) -> None:
-    """The oracle is given the box where there are no masks; a box around everything is an average."""
-    source = open_source(birds)
-    whole = np.tile(np.float32([0, 0, 40, 40]), (len(source), 1))
-    everywhere = evaluate_poolings(
-        encoder, replace(source, masks=None, boxes=whole), ("box", "average"), linear=False, progress=False
-    )
-    features = [everywhere[name].extracted.features[name] for name in ("box", "average")]
-    np.testing.assert_allclose(*features, rtol=1e-5, atol=1e-6)
-    half = replace(source, masks=None, boxes=whole * np.float32([1, 1, 0.5, 1]))
-    left = evaluate(encoder, half, pooling="box", linear=False, progress=False)
-    assert np.array_equal(left.extracted.attention[0], np.tile(np.float32([1, 1, 0, 0]), (4, 1)))
-    assert not np.allclose(left.extracted.features["box"], features[1])
+        evaluate_poolings(plain, birds, ("average", "rationale"), linear=False)
 
 
 # --- protocol, labels, classes ----------------------------------------------------------------------------------------
@@ -391,21 +378,21 @@ def test_label_files_are_shared(birds: Path, lcr: Path, tmp_path: Path) -> None:
 
 def test_parts_given_are_those_fitted_to(encoder: Encoder, birds: Path, tmp_path: Path) -> None:
     few = tmp_path / "few.json"
-    evaluate(encoder, birds, fractions=(20,), protocol=FineSightProtocol(save_labels=few), progress=False)
+    evaluate(encoder, birds, fractions=(20,), protocol=FineSightProtocol(save_labels=few))
     told = json.loads(few.read_text())
     told["fractions"]["20"] = {name: paths[:1] for name, paths in told["fractions"]["20"].items()}
     few.write_text(json.dumps(told))
-    scores = evaluate(encoder, birds, fractions=(20,), protocol=FineSightProtocol(labels=few), progress=False).scores
+    scores = evaluate(encoder, birds, fractions=(20,), protocol=FineSightProtocol(labels=few)).scores
     assert scores["setting"]["validation"]["20"] == {"images": 0, "folds": 0}, "one image a class"
     assert (scores["linear"]["20"]["lr"], scores["linear"]["20"]["epochs"]) == (30, 100)
     assert "nothing to choose on at 20 %" in setting_words(scores)
 
 
 def test_without_neighbors(encoder: Encoder, birds: Path) -> None:
-    found = evaluate(encoder, birds, fractions=(20,), protocol=FineSightProtocol(knn=()), progress=False)
+    found = evaluate(encoder, birds, fractions=(20,), protocol=FineSightProtocol(knn=()))
     assert "knn" not in found.scores
     assert "knn" not in found.scores["ci"]
-    quick = evaluate(encoder, birds, linear=False, progress=False).scores
+    quick = evaluate(encoder, birds, linear=False).scores
     assert list(quick) == ["retrieval", "localization", "ci", "setting"], "no features of train, no vote"
     check_intervals(quick)
     assert "linear" not in setting_words(quick)
@@ -431,7 +418,7 @@ def test_the_line_under_the_table(birds: Path, lcr: Path) -> None:
 
 def test_a_part_of_a_published_dataset_is_called_one(encoder: Encoder, birds: Path) -> None:
     source = replace(open_source(birds), kind="cub")
-    scores = evaluate(encoder, source, linear=False, progress=False).scores
+    scores = evaluate(encoder, source, linear=False).scores
     assert scores["setting"]["incomplete"].startswith("not the official cub")
     assert "not the official cub: 5,946 of 5,994 train images missing" in setting_words(scores)
     assert scores["setting"]["split"] == "official"
@@ -462,14 +449,17 @@ def test_no_labels_no_scores(lcr: Path, unlabeled: Path) -> None:
 
 def test_no_boxes_no_oracle(encoder: Encoder, class_folders: Path, forwards: list[int]) -> None:
     with pytest.raises(FineSightError, match=r"'box'.*neither object masks nor boxes"):
-        evaluate_poolings(encoder, class_folders, ("average", "box"), linear=False, progress=False)
+        evaluate_poolings(encoder, class_folders, ("average", "box"), linear=False)
     assert not forwards, "said before the work"
 
 
-def test_a_split_without_test_images(encoder: Encoder, birds: Path) -> None:
-    source = open_source(birds)
+def test_a_source_of_one_split(encoder: Encoder, birds: Path) -> None:
+    train, test = (open_source(birds).split(name) for name in ("train", "test"))
     with pytest.raises(FineSightError, match="no readable test image"):
-        evaluate(encoder, source.split("train"), progress=False)
+        evaluate(encoder, train)
+    with pytest.raises(FineSightError, match="no train images"):
+        evaluate(encoder, test)
+    assert evaluate(encoder, test, linear=False).scores["retrieval"]["queries"] == 24
 
 
 def test_one_class_or_one_image_each(encoder: Encoder, tmp_path: Path) -> None:
@@ -477,23 +467,16 @@ def test_one_class_or_one_image_each(encoder: Encoder, tmp_path: Path) -> None:
         (tmp_path / name).mkdir()
         Image.new("RGB", (40, 40), "red" if name == "a" else "blue").save(tmp_path / name / "only.png")
     with pytest.raises(FineSightError, match="--no-linear"):
-        evaluate(encoder, tmp_path, progress=False)
+        evaluate(encoder, tmp_path)
     with pytest.raises(FineSightError, match="Retrieval needs"):
-        evaluate(encoder, tmp_path, linear=False, progress=False)
+        evaluate(encoder, tmp_path, linear=False)
 
 
 def test_a_lone_class_is_in_the_test_images(encoder: Encoder, class_folders: Path, tmp_path: Path) -> None:
     root = Path(shutil.copytree(class_folders, tmp_path / "classes"))
     (root / "zebra").mkdir()
     Image.new("RGB", (40, 40), "gray").save(root / "zebra" / "only.png")
-    scores = evaluate(encoder, root, progress=False).scores
+    scores = evaluate(encoder, root).scores
     assert scores["retrieval"]["lone"] == 1
     assert scores["retrieval"]["queries"] == 48
     assert (scores["setting"]["train_images"], scores["setting"]["test_images"]) == (32, 17)
-
-
-def test_test_images_alone_can_be_searched(encoder: Encoder, birds: Path) -> None:
-    source = open_source(birds).split("test")
-    with pytest.raises(FineSightError, match="no train images"):
-        evaluate(encoder, source, progress=False)
-    assert evaluate(encoder, source, linear=False, progress=False).scores["retrieval"]["queries"] == 24

@@ -15,6 +15,8 @@ from finesight.evaluation.evaluate import split_indices
 from finesight.evaluation.fractions import draw_parts, nested_fractions, read_parts, write_parts
 from real_birds import PROJECT, cub_root
 
+Written = tuple[Path, np.ndarray, dict[int, np.ndarray]]
+
 
 @pytest.fixture(scope="module")
 def source(birds: Path) -> ImageSource:
@@ -22,14 +24,14 @@ def source(birds: Path) -> ImageSource:
 
 
 @pytest.fixture
-def written(source: ImageSource, tmp_path: Path) -> tuple[Path, np.ndarray, dict[int, np.ndarray]]:
+def written(source: ImageSource, tmp_path: Path) -> Written:
     train = split_indices(source)[0]
     parts = draw_parts(source.labels[train], (100, 50, 20), 3)
     write_parts(tmp_path / "labels.json", source, train, parts, 3)
     return tmp_path / "labels.json", train, parts
 
 
-def test_there_and_back(written: tuple[Path, np.ndarray, dict[int, np.ndarray]], source: ImageSource) -> None:
+def test_there_and_back(written: Written, source: ImageSource) -> None:
     file, train, parts = written
     got, seed = read_parts(file, source, train, (20, 100, 50))
     assert list(got) == [20, 100, 50]
@@ -50,9 +52,7 @@ def test_the_draw_is_the_probes(source: ImageSource) -> None:
         assert np.array_equal(part, nested_fractions(labels, [percent / 100])[percent / 100])
 
 
-def test_the_order_of_the_images_does_not_matter(
-    written: tuple[Path, np.ndarray, dict[int, np.ndarray]], source: ImageSource
-) -> None:
+def test_the_order_of_the_images_does_not_matter(written: Written, source: ImageSource) -> None:
     file, train, parts = written
     turned = source.select(np.arange(len(source))[::-1])
     other = split_indices(turned)[0]
@@ -60,7 +60,7 @@ def test_the_order_of_the_images_does_not_matter(
     assert set(turned.paths[other[got[50]]]) == set(source.paths[train[parts[50]]])
 
 
-def test_only_the_first_classes(written: tuple[Path, np.ndarray, dict[int, np.ndarray]], source: ImageSource) -> None:
+def test_only_the_first_classes(written: Written, source: ImageSource) -> None:
     few = source.first_classes(2)
     train = split_indices(few)[0]
     got, _ = read_parts(written[0], few, train, (50,), limit_classes=2)
@@ -69,9 +69,7 @@ def test_only_the_first_classes(written: tuple[Path, np.ndarray, dict[int, np.nd
         read_parts(written[0], few, train, (50,))
 
 
-def test_other_images_are_refused(
-    written: tuple[Path, np.ndarray, dict[int, np.ndarray]], source: ImageSource, tmp_path: Path
-) -> None:
+def test_other_images_are_refused(written: Written, source: ImageSource, tmp_path: Path) -> None:
     file, train, _ = written
     told = json.loads(file.read_text())
     first = next(iter(told["fractions"]["50"].values()))

@@ -43,7 +43,6 @@ def test_loss_against_loops(n: int, dim: int, seed: int) -> None:
     x, y = first.numpy(), second.numpy()
     expected = reference((linear(predictor, x), linear(predictor, y)), (linear(target, x), linear(target, y)))
     np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-9, atol=1e-11)
-    assert output.loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-11)
     assert output.metrics["positive_similarity"].item() == pytest.approx(1 - expected.mean() / 4, abs=1e-11)
 
 

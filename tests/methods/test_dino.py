@@ -70,7 +70,6 @@ def test_loss_against_loops(n: int, prototypes: int, views: int, teachers: int, 
     loss = dino_loss(list((student / 0.1).log_softmax(2)), list(((teacher - center) / 0.04).softmax(2)))
     expected = reference(list(student.numpy()), list(teacher.numpy()), center.numpy())
     np.testing.assert_allclose(loss.numpy(), expected, rtol=1e-9, atol=1e-11)
-    assert loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-11)
 
 
 def test_of_two_views_each_is_taught_by_the_other() -> None:

@@ -130,34 +130,37 @@ def test_per_image_losses_against_loops_end_to_end() -> None:
     np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-9)
     np.testing.assert_allclose(output.embedding.detach().numpy(), q, rtol=1e-8)
     np.testing.assert_allclose(output.target.numpy(), k, rtol=1e-8)
-    np.testing.assert_allclose(output.pooled.detach().numpy(), average(phi), rtol=1e-9)
-    assert output.positive is not None
-    np.testing.assert_allclose(output.positive.detach().numpy(), (q * k).sum(1), rtol=1e-8)
     assert output.metrics["positive_similarity"].item() == pytest.approx((q * k).sum(1).mean())
     negative = (q @ objective.queue.vectors.numpy().T).mean()
     assert output.metrics["negative_similarity"].item() == pytest.approx(negative)
     assert objective.average_pooled
 
 
-def test_only_the_keys_norms_depend_on_the_step_seed() -> None:
+@pytest.mark.parametrize("name", ["cvsa", "lewel", "moco"])
+def test_only_the_keys_norms_depend_on_the_step_seed(name: str) -> None:
     views = pictures(8)
-    first, again, other = (small("moco")(views, seeded(seed)) for seed in (0, 0, 1))
+    first, again, other = (small(name)(views, seeded(seed)) for seed in (0, 0, 1))
+    assert torch.equal(first.loss, again.loss)
     assert torch.equal(first.target, again.target)
     assert torch.equal(first.embedding, other.embedding)
     assert not torch.allclose(first.target, other.target)
 
 
-@pytest.mark.parametrize(("queue", "batch"), [(13, 6), (4, 6), (2, 5), (6, 6)])
-def test_after_a_step_the_queue_has_its_keys(queue: int, batch: int) -> None:
-    objective = small("moco", queue=queue)
-    vectors = objective.queue.vectors.clone()
+@pytest.mark.parametrize("name", ["lewel", "moco"])
+@pytest.mark.parametrize(("size", "batch"), [(13, 6), (4, 6), (2, 5), (6, 6)])
+def test_after_a_step_the_queues_have_one_key_of_each_image(name: str, size: int, batch: int) -> None:
+    objective = small(name, queue=size)
+    queues = [objective.queue] if name == "moco" else [objective.queue, objective.aligned_queue]
+    before = [queue.vectors.clone() for queue in queues]
     output = objective(pictures(batch), seeded())
-    assert torch.equal(objective.queue.vectors, vectors)
+    assert all(torch.equal(queue.vectors, old) for queue, old in zip(queues, before, strict=True))
     objective.after_step(output)
-    kept = min(queue, batch)
-    assert int(objective.queue.pointer) == batch % queue
-    newest = torch.roll(objective.queue.vectors, -(batch % queue), 0)[-kept:]
-    assert torch.equal(newest, output.target[-kept:])
+    kept = min(size, batch)
+    keys = [output.target] if name == "moco" else [output.target, output.aligned_key]
+    for queue, new, old in zip(queues, keys, before, strict=True):
+        assert int(queue.pointer) == batch % size
+        assert torch.equal(torch.roll(queue.vectors, -(batch % size), 0)[-kept:], new[-kept:])
+        assert size <= batch or torch.equal(queue.vectors[batch:], old[batch:])
 
 
 @pytest.mark.parametrize("queue", [0, -5, 2.5, "many"])

@@ -31,7 +31,6 @@ def test_loss_against_loops(n: int, dim: int, seed: int, stop: bool) -> None:
     x, y = first.numpy(), second.numpy()
     expected = reference((x @ weight.T + bias, y @ weight.T + bias), (x, y))
     np.testing.assert_allclose(output.loss.detach().numpy(), expected, rtol=1e-9, atol=1e-12)
-    assert output.loss.mean().item() == pytest.approx(expected.mean(), rel=1e-9, abs=1e-12)
     assert output.metrics["positive_similarity"].item() == pytest.approx(-expected.mean(), rel=1e-9, abs=1e-12)
 
 
@@ -69,19 +68,15 @@ def test_per_image_losses_against_loops_end_to_end(training: bool, n: int) -> No
     torch.testing.assert_close(output.positive.detach(), F.cosine_similarity(p[0], z[1]), rtol=1e-8, atol=1e-12)
 
 
-def slopes(stop_gradient: bool) -> tuple[Any, dict[str, torch.Tensor]]:
-    objective = small("simsiam", stop_gradient=stop_gradient)
-    output_of(objective, pictures()).loss.mean().backward()
-    return objective, {name: p.grad.clone() for name, p in objective.named_parameters()}
-
-
 def test_the_stop_gradient_changes_all_but_the_predictor() -> None:
     """The loss is the same with and without; what the encoder learns from it is not."""
-    losses = [output_of(small("simsiam", stop_gradient=stop), pictures()).loss for stop in (True, False)]
+    still, moving = (small("simsiam", stop_gradient=stop) for stop in (True, False))
+    losses = [output_of(objective, pictures()).loss for objective in (still, moving)]
     assert torch.equal(*losses)
-    (_, still), (_, moving) = slopes(True), slopes(False)
-    for name, slope in still.items():
-        same = torch.allclose(slope, moving[name], rtol=1e-8, atol=1e-13)
+    for loss in losses:
+        loss.mean().backward()
+    for (name, one), other in zip(still.named_parameters(), moving.parameters(), strict=True):
+        same = torch.allclose(one.grad, other.grad, rtol=1e-8, atol=1e-13)
         assert same == name.startswith("predictor."), name
 
 

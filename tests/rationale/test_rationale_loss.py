@@ -18,7 +18,6 @@ from finesight.rationale.loss import (
     rationale_kl,
     rationale_metrics,
     scaled_target,
-    score_of,
 )
 from reference.gradcam import cam, differences
 from reference.pooling import mask as mask_reference
@@ -212,15 +211,6 @@ def test_rationale_of_any_objective_with_its_gradients(config: RationaleConfig, 
     )
 
 
-def test_average_pooled_false_takes_the_gradient_of_the_whole_map() -> None:
-    honest = hand_made(average=False)
-    rationale = fitted(configured(target_scale="image"))
-    right, wrong = (rationale(honest, average_pooled=claimed).target for claimed in (False, True))
-    (slope,) = torch.autograd.grad(honest.loss.sum(), honest.phi)
-    torch.testing.assert_close(right, (slope * honest.phi).sum(1).abs().detach(), rtol=1e-10, atol=0)
-    assert not torch.allclose(right, wrong, rtol=0.05)
-
-
 @pytest.mark.parametrize("share", [0.0, 0.05, 0.3, 1.0])
 def test_exactly_the_configured_share_reaches_the_encoder(share: float) -> None:
     whole = hand_made()
@@ -237,16 +227,6 @@ def test_exactly_the_configured_share_reaches_the_encoder(share: float) -> None:
     assert torch.equal(gradient, share * everything)
     assert torch.equal(filters, all_filters)
     assert torch.equal(result.loss, full(whole, average_pooled=True).loss)
-
-
-def test_scores() -> None:
-    output = hand_made()
-    assert score_of(output, configured(score="loss")) is output.loss
-    assert torch.equal(score_of(output, configured(score="negative_loss")), -output.loss)
-    assert score_of(output, configured(score="positive")) is output.positive
-    plain = ObjectiveOutput(output.loss, output.phi, output.pooled, output.embedding, output.target)
-    with pytest.raises(ValueError, match="no positive logit"):
-        score_of(plain, configured(score="positive"))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)

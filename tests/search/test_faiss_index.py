@@ -323,11 +323,7 @@ def test_damage_is_named(tmp_path: Path) -> None:
         "no items": ("items.db", Path.unlink, "damaged"),
         "foreign items": ("items.db", lambda f: f.write_bytes(b"x" * 9999), "cannot be used"),
         "cut meta": ("index.json", lambda f: f.write_text(f.read_text()[:40]), "damaged"),
-        "later format": (
-            "index.json",
-            lambda f: f.write_text(f.read_text().replace('"format": 1', '"format": 2')),
-            "2",
-        ),
+        "later format": ("index.json", lambda f: f.write_text('{"format": 2}'), "2"),
         "no meta": ("index.json", Path.unlink, "no index"),
     }
     for name, (file, damage, words) in cases.items():
@@ -351,7 +347,5 @@ def test_an_index_is_not_made_just_anywhere(tmp_path: Path) -> None:
             FaissIndex.create(tmp_path / where, meta(), tmp_path / "encoder")
     assert sorted(path.name for path in (tmp_path / "full").iterdir()) == ["thesis.txt"]
     FaissIndex.create(tmp_path / "new" / "deep", meta(), tmp_path / "encoder").close()
-    with pytest.raises(FineSightError, match="already"):
-        FaissIndex.create(tmp_path / "new" / "deep", meta(), tmp_path / "encoder")
     (tmp_path / "new" / "deep" / "index.json").unlink()  # killed just before the end: begun anew
     FaissIndex.create(tmp_path / "new" / "deep", meta(), tmp_path / "encoder").close()

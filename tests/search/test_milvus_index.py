@@ -71,7 +71,7 @@ def test_the_encoder_stays_in_the_run(tmp_path: Path) -> None:
     index.close()
 
 
-def test_addresses() -> None:
+def test_addresses(monkeypatch: pytest.MonkeyPatch) -> None:
     plain = Address.parse("milvus://example.org/birds")
     assert (plain.uri, plain.collection, plain.lite) == ("http://example.org:19530", "birds", False)
     secret = Address.parse("milvuss://me:a%40b@example.org:443/birds_2")
@@ -84,9 +84,6 @@ def test_addresses() -> None:
     for wrong in ("milvus://example.org", "milvus:///birds", "milvus://example.org/b-c", "milvus://h:99999/birds"):
         with pytest.raises(FineSightError, match="milvus://host:19530/collection"):
             Address.parse(wrong)
-
-
-def test_a_token_may_come_from_the_environment(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FINESIGHT_MILVUS_TOKEN", "word")
     assert Address.parse("milvus://example.org/birds").token == "word"
 

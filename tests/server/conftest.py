@@ -46,7 +46,8 @@ def page_birds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def page_server(page_birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    from serving import Serving, indexed, small_encoder
+    from indexes import small_encoder
+    from serving import Serving, indexed
 
     index = indexed(small_encoder(page_birds.parent / "run"), page_birds)
     cache = tmp_path_factory.mktemp("cache")

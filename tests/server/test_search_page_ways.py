@@ -17,7 +17,8 @@ from finesight.features.embedder import TorchEmbedder
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
 from finesight.server.job import BackgroundJob
-from serving import in_thread, indexed, small_encoder, web_for
+from indexes import small_encoder
+from serving import in_thread, indexed, web_for
 
 pytestmark = pytest.mark.slow
 
@@ -250,7 +251,7 @@ def test_light_and_dark(browser: Browser, page_server: str) -> None:
 
 
 def test_without_a_rationale(browser: Browser, page_birds: Path, tmp_path: Path) -> None:
-    index = indexed(small_encoder(tmp_path / "run", rationale=False), page_birds / "kind-3")
+    index = indexed(small_encoder(tmp_path / "run", "average"), page_birds / "kind-3")
     with (
         web_for(index, tmp_path / "cache") as web,
         in_thread(web.service) as (url, _),

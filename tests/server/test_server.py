@@ -25,7 +25,8 @@ from finesight.server.image_store import ThumbnailCache
 from finesight.server.job import BackgroundJob
 from finesight.server.run_server import update_job
 from finesight.server.service import SearchService
-from serving import Gallery, Web, copy_gallery, drawn, indexed, refused, small_encoder, web_for
+from indexes import small_encoder
+from serving import Gallery, Web, copy_gallery, drawn, indexed, refused, web_for
 
 pytestmark = pytest.mark.slow
 
@@ -271,7 +272,7 @@ def test_explanation_sums_to_the_score(
 
 
 def test_an_encoder_without_a_rationale(gallery: Gallery, tmp_path: Path) -> None:
-    index = indexed(small_encoder(tmp_path / "run", rationale=False), gallery.images)
+    index = indexed(small_encoder(tmp_path / "run", "average"), gallery.images)
     with web_for(index, tmp_path / "cache") as web:
         health = web.ask("health")
         assert (health["spaces"], health["projections"]) == (["average"], 0)

@@ -19,7 +19,6 @@ import pytest
 from finesight.cli.serve import serve
 from finesight.errors import FineSightError
 from finesight.server.run_server import bind
-from processes import command, refused
 from serving import Gallery, Serving, copy_gallery, drawn, form, in_thread, web_for
 
 pytestmark = pytest.mark.slow
@@ -256,8 +255,9 @@ def test_the_index_is_brought_up_to_date_meanwhile(gallery: Gallery, tmp_path: P
 
 def test_what_cannot_be_served(gallery: Gallery, tmp_path: Path) -> None:
     with bind("127.0.0.1", 0) as taken:
-        port = str(taken.getsockname()[1])
-        refused(command("serve", gallery.index, "--port", port), f"Port {port} of 127.0.0.1 is taken")
+        port = taken.getsockname()[1]
+        with pytest.raises(FineSightError, match=f"Port {port} of 127.0.0.1 is taken"):
+            serve(str(gallery.index), port=port)
     with pytest.raises(FineSightError, match="no index"):
         serve(str(tmp_path / "nothing"), port=0)
     with pytest.raises(FineSightError, match="--token"):

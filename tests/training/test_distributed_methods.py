@@ -166,14 +166,3 @@ def test_the_state_after_the_step(case: tuple[list[Step], Step]) -> None:
         for name, value in expected["state"].items():
             if not name.startswith(KEYS) or name.rpartition(".")[2] not in STATISTICS:
                 same(rank["state"][name], value, name)
-
-
-def test_dinos_center_moves_by_the_joined_batch(
-    ranks: list[dict[str, list[Step]]], alone: dict[str, list[Step]]
-) -> None:
-    centers = [step["state"]["objective.center"] for step in alone["dino"]]
-    assert centers[0].any()
-    assert not torch.equal(*centers)
-    for rank in ranks:
-        for step, expected in zip(rank["dino"], centers, strict=True):
-            same(step["state"]["objective.center"], expected, "center")
