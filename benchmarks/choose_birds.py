@@ -14,7 +14,6 @@ import csv
 import json
 import os
 import shlex
-import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,7 @@ from finesight.features.extract import object_masks
 from finesight.io.progress import track
 from finesight.nn.backbone import Backbone
 from finesight.nn.pooling import attention_mask, energy_map, object_share, pool
-from finesight.paper.machine import commit, machine
+from finesight.paper.machine import record_measurement
 from finesight.paper.profiles import PROFILES
 from finesight.training.config import RuntimeConfig, TrainConfig, build_config
 from finesight.training.save_encoder import mix_with_initial
@@ -162,13 +161,8 @@ def main() -> None:
         "images": {name: int(np.sum(source.splits == name)) for name in ("train", "test")},
         "settings": settings if options.variant != "frozen" else {},
         "scores": rows,
-        "machine": machine(),
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d"),
     }
-    options.out.mkdir(parents=True, exist_ok=True)
-    target = options.out / f"{options.variant}-seed{options.seed}.json"
-    target.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    record_measurement(result, options.out / f"{options.variant}-seed{options.seed}.json")
     print(json.dumps(rows, indent=2))
 
 

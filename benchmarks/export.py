@@ -10,7 +10,6 @@ processor time is what is compared.
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import tempfile
 import time
@@ -30,7 +29,7 @@ from finesight.export.verify import reference
 from finesight.features.onnx_runtime import ATTENTION, AVERAGE, FEATURE, IMAGES, open_session, require
 from finesight.features.preprocess import picture_view
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.paper.machine import commit, machine
+from finesight.paper.machine import record_measurement
 
 NAMES = (FEATURE, AVERAGE, ATTENTION)
 
@@ -98,14 +97,8 @@ def main() -> None:
             name: np.percentile(values / times["torch"], (25, 75)).tolist() for name, values in times.items()
         },
         "seconds": {name: float(np.median(values)) for name, values in times.items()},
-        "machine": f"{machine()}, onnxruntime {require('onnxruntime').__version__}",
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d"),
     }
-    print(json.dumps(result, indent=2))
-    if options.out is not None:
-        options.out.parent.mkdir(parents=True, exist_ok=True)
-        options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(record_measurement(result, options.out, f", onnxruntime {require('onnxruntime').__version__}"))
 
 
 if __name__ == "__main__":

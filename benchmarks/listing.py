@@ -151,21 +151,15 @@ def main() -> None:
         with tempfile.TemporaryDirectory(dir=options.scratch) as scratch:
             rows[case] = measure(make_case(case, Path(scratch) / "data", options.images))
             print(json.dumps({case: rows[case]}), flush=True)
-    if options.out is None:
-        return
-    from finesight.paper.machine import commit, machine
+    from finesight.paper.machine import record_measurement
 
     result = {
         "command": f"python benchmarks/listing.py --images {options.images} --cases {options.cases!r}",
         "rows": rows,
-        "machine": machine(),
         "file_system": file_system(options.scratch or Path(tempfile.gettempdir())),
         "versions": {"python": platform.python_version(), "numpy": np.__version__},
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d"),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    record_measurement(result, options.out)
 
 
 if __name__ == "__main__":

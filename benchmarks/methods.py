@@ -13,7 +13,6 @@ processes: what the allocator keeps differs by some percent from one to the next
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import subprocess
 import sys
@@ -28,7 +27,7 @@ import torch
 
 from finesight.data.cache import cache_side
 from finesight.methods.base import METHODS
-from finesight.paper.machine import Meter, commit, machine
+from finesight.paper.machine import Meter, record_measurement
 from finesight.paper.published import paper_results
 from finesight.training.batches import Batch
 from finesight.training.config import build_config
@@ -154,8 +153,6 @@ def main() -> None:
     seconds = times(methods, options.quick, options.rounds)
     rows = {method: row(method, seconds, memory) for method in methods}
     print(table(rows))
-    if options.out is None:
-        return
     flags = [*(["--quick"] if options.quick else []), "--methods", ",".join(methods), "--rounds", str(options.rounds)]
     command = ["python", "benchmarks/methods.py", *flags]
     result = {
@@ -163,12 +160,8 @@ def main() -> None:
         "setting": QUICK if options.quick else FULL,
         "rows": rows,
         "seconds": seconds,
-        "machine": machine(),
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d"),
     }
-    options.out.parent.mkdir(parents=True, exist_ok=True)
-    options.out.write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    record_measurement(result, options.out)
 
 
 if __name__ == "__main__":

@@ -113,8 +113,8 @@ class Peak:
         return max(self.bytes, own_memory())
 
 
-def own_memory() -> int:
-    with open("/proc/self/status") as stream:
+def own_memory(process: int | str = "self") -> int:
+    with open(f"/proc/{process}/status") as stream:
         return next(1024 * int(line.split()[1]) for line in stream if line.startswith("RssAnon:"))
 
 
@@ -208,10 +208,9 @@ def served(where: str, rows: int, queries: int, clients: int) -> dict[str, Any]:
             spent = processor_seconds(process.pid) - spent
             with ThreadPoolExecutor(clients) as pool:
                 parts = list(pool.map(lambda n: ask(address, asked[n::clients])[0], range(clients)))
-            memory = Path(f"/proc/{process.pid}/status").read_text()
+            own = own_memory(process.pid)
         finally:
             process.terminate()
-    own = next(1024 * int(line.split()[1]) for line in memory.splitlines() if line.startswith("RssAnon:"))
     return {
         "start_seconds": started,
         "one_client_ms": spread(alone["wait"]),
@@ -361,7 +360,7 @@ def main() -> None:
 
 
 def write(part: str, found: dict[str, Any], load: float, options: argparse.Namespace) -> None:
-    from finesight.paper.machine import commit, machine
+    from finesight.paper.machine import record_measurement
 
     words = {"faiss": ("rows", "queries", "clients"), "memory": ("rows",), "embedding": ("rounds", "threads")}
     words["milvus"] = ("milvus_rows", "queries", "clients")
@@ -372,14 +371,8 @@ def write(part: str, found: dict[str, Any], load: float, options: argparse.Names
         "command": f"python benchmarks/search.py --parts {part}{given}",
         **found,
         "load_average_before_and_after": [round(load, 2), round(os.getloadavg()[0], 2)],
-        "machine": machine(),
-        "commit": commit(),
-        "date": time.strftime("%Y-%m-%d"),
     }
-    print(json.dumps(result, indent=2))
-    if options.out is not None:
-        options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / f"{part}.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
+    print(record_measurement(result, options.out and options.out / f"{part}.json"))
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ from finesight.evaluation.fractions import nested_fractions
 from finesight.features.wide import WIDE
 from finesight.nn.poolings import find_pooling
 from finesight.paper.hooks.objects import ObjectData, is_due
+from finesight.paper.machine import system_fact
 from finesight.paper.objects.scene import Backdrop
 from finesight.training.batches import Batch
 from finesight.training.config import RuntimeConfig, TrainConfig
@@ -267,10 +268,8 @@ def available_memory() -> float | None:
     """Return the bytes that are free without swapping, of the GPU if there is one; None if unknown."""
     if torch.cuda.is_available():
         return float(torch.cuda.mem_get_info()[0])
-    with suppress(OSError):
-        for line in Path("/proc/meminfo").read_text().splitlines():
-            if line.startswith("MemAvailable:"):
-                return float(line.split()[1]) * 1024
+    if available := system_fact("meminfo", "MemAvailable"):
+        return float(available.split()[0]) * 1024
     with suppress(ValueError, OSError):
         return float(os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"))
     return None

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import json
 import os
 import platform
 import resource
 import subprocess
 import sys
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 
+from finesight.io.atomic import write_atomic
 from finesight.version import __version__
 
 
@@ -47,10 +51,8 @@ def _reset_peak() -> None:
 def _peak() -> float:
     if torch.cuda.is_available() and torch.cuda.max_memory_allocated():
         return float(torch.cuda.max_memory_allocated())
-    with suppress(OSError):
-        for line in Path("/proc/self/status").read_text().splitlines():
-            if line.startswith("VmHWM:"):
-                return float(line.split()[1]) * 1024
+    if peak := system_fact("self/status", "VmHWM"):
+        return float(peak.split()[0]) * 1024
     unit = 1 if sys.platform == "darwin" else 1024
     return float(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit)
 
@@ -63,15 +65,27 @@ def provenance() -> dict[str, str]:
 def machine() -> str:
     """Describe processor, cores, GPUs, system and torch in one line."""
     gpus = f", {torch.cuda.device_count()} × {torch.cuda.get_device_name()}" if torch.cuda.is_available() else ""
-    return f"{_processor()}, {os.cpu_count()} cores{gpus}, {platform.system()}, torch {torch.__version__}"
+    processor = system_fact("cpuinfo", "model name") or platform.machine()
+    return f"{processor}, {os.cpu_count()} cores{gpus}, {platform.system()}, torch {torch.__version__}"
 
 
-def _processor() -> str:
+def system_fact(file: str, name: str) -> str:
+    """Return what a file below /proc says of ``name``; nothing where the system has no such file."""
     with suppress(OSError):
-        for line in Path("/proc/cpuinfo").read_text().splitlines():
-            if line.startswith("model name"):
-                return line.partition(":")[2].strip()
-    return platform.machine()
+        for line in Path("/proc", file).read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip() == name:
+                return value.strip()
+    return ""
+
+
+def record_measurement(measurement: Mapping[str, Any], file: Path | None, libraries: str = "") -> str:
+    """Return what a script of ``benchmarks`` measured as JSON, with machine, commit and date; write it to ``file``."""
+    made = {"machine": machine() + libraries, "commit": commit(), "date": time.strftime("%Y-%m-%d")}
+    text = json.dumps({**measurement, **made}, indent=2)
+    if file is not None:
+        write_atomic(file, f"{text}\n")
+    return text
 
 
 def commit() -> str:
