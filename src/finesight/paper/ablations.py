@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
-from finesight.paper.published import TABLE_1, Place, paper_value
+from finesight.paper.published import TABLE_1, Place, look_up, paper_results
 from finesight.paper.rows import Training
 
 OURS, AVERAGE, GEM = "LCR", "average pooling", "GeM pooling"
@@ -216,7 +216,7 @@ ABLATIONS: dict[str, Ablation] = {
 
 def paper_numbers(row: AblationRow) -> dict[str, dict[str, float]]:
     """Return dataset -> metric -> the paper's number, where it has one. Its images are larger than ours."""
-    values = {data: paper_value(place) for data, place in row.paper.items()}
+    values = {data: look_up(paper_results(), place) for data, place in row.paper.items()}
     numbers = {data: value if isinstance(value, dict) else {"rank1": value} for data, value in values.items()}
     known = {
         data: {metric: float(metrics[metric]) for metric in METRICS if metrics.get(metric) is not None}

@@ -38,11 +38,6 @@ def paper_row(method: str, dataset: str = "CUB") -> dict[str, Any]:
     return row
 
 
-def paper_value(place: Place) -> Any:
-    """Return what the paper has at ``place``: a number, the word "collapse" or a table; None where it has nothing."""
-    return look_up(paper_results(), place)
-
-
 def look_up(tree: Any, place: Place) -> Any:
     """Return the value at the end of a way through dictionaries and lists; None where the way ends early."""
     for key in place:

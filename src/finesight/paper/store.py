@@ -24,19 +24,8 @@ Results = dict[str, dict[int, dict[str, Any]]]  # name -> seed -> result
 REQUIRED_ARRAYS = ("hit1", "hit5", "ap")
 ARRAYS = {"rank1": "hit1", "rank5": "hit5"}  # names of arrays in the files, where they differ from the metric's
 REQUIRED = (
-    "dataset",
-    "classes",
-    "method",
-    "seed",
-    "profile",
-    "settings",
-    "retrieval",
-    "linear",
-    "localization",
-    "seconds",
-    "peak_memory_mb",
-    "command",
-    "commit",
+    *("dataset", "classes", "method", "seed", "profile", "settings", "retrieval", "linear", "localization"),
+    *("seconds", "peak_memory_mb", "command", "commit"),
 )
 
 

@@ -12,14 +12,13 @@ import numpy as np
 from finesight.io.console import format_count
 from finesight.paper.datasets import DATASETS, PaperDataset
 from finesight.paper.footnotes import Footnote, make_footnote
-from finesight.paper.published import TABLE_1, TABLE_2, TABLE_3, look_up, paper_value
+from finesight.paper.published import TABLE_1, TABLE_2, TABLE_3, look_up, paper_results
 from finesight.paper.scores import mean_and_std
 from finesight.paper.selection import find_row
 from finesight.paper.store import Results
 
 EMPTY = "–"
-COLLAPSE = "collapse"
-BATCHES = {"bs32": "32", "bs128": "128"}  # the paper's two, in its Table 2
+BATCHES = ("bs32", "bs128")  # the paper's two, in its Table 2
 PERCENTS = ("100", "50", "20")
 
 DatasetResults = Mapping[str, Results]  # kind of dataset -> its results
@@ -160,41 +159,35 @@ def table_cells(
             if not names or name in names:
                 known = results.get(kind, {}).get(name, {})
                 chosen = [known[seed] for seed in sorted(known) if seeds is None or seed in seeds]
-                cells.append(_cell(table, dataset, name, row, chosen))
+                cell = Cell(
+                    dataset=dataset,
+                    name=name,
+                    row=row,
+                    paper={column.key: _paper_numbers(table.label, row, column, dataset) for column in table.columns},
+                    numbers={column.key: _numbers(column, chosen) for column in table.columns},
+                    footnote=make_footnote(dataset, name, chosen) if chosen else None,
+                    collapsed=sum(bool(look_up(result, ("health", "collapsed"))) for result in chosen),
+                )
+                cells.append(cell)
     return cells
-
-
-def _cell(table: PaperTable, dataset: PaperDataset, name: str, row: str, results: Sequence[dict[str, Any]]) -> Cell:
-    return Cell(
-        dataset=dataset,
-        name=name,
-        row=row,
-        paper={column.key: _paper_numbers(table.label, row, column, dataset) for column in table.columns},
-        numbers={column.key: _numbers(column, results) for column in table.columns},
-        footnote=make_footnote(dataset, name, results) if results else None,
-        collapsed=sum(bool((result.get("health") or {}).get("collapsed")) for result in results),
-    )
 
 
 def _paper_numbers(label: str, row: str, column: Column, dataset: PaperDataset) -> dict[str, float | str | None]:
     """Return the forms of a number that the paper's row has; the first as a gap where it has none."""
     numbers = {}
     for name, path in column.paper.items():
-        value = paper_value([label, row, *(key.replace("{}", dataset.column) for key in path)])
+        place = [label, row, *(key.replace("{}", dataset.column) for key in path)]
+        value = look_up(paper_results(), place)
         numbers[name] = None if isinstance(value, dict) else value
     known = {name: value for name, value in numbers.items() if value is not None}
     return known or {next(iter(numbers)): None}
 
 
 def _numbers(column: Column, results: Sequence[dict[str, Any]]) -> list[float]:
-    used = [result for result in results if column.shared or _own_training(result)]
-    values = (look_up(result, column.ours) for result in used)
+    """Return ours of every seed; of a training that another's training gave, or nothing trained, no time is known."""
+    timed = [result for result in results if result["trained_as"] == result["network"] and result["seconds"]]
+    values = (look_up(result, column.ours) for result in (results if column.shared else timed))
     return [float(value) / column.unit for value in values if value is not None]
-
-
-def _own_training(result: Mapping[str, Any]) -> bool:
-    """Tell whether the time of a training is known: not of a training that another's gave, or that nothing trained."""
-    return result["trained_as"] == result["network"] and bool(result["seconds"])
 
 
 # --- for people -------------------------------------------------------------------------------------------------------
@@ -226,22 +219,16 @@ def table_rows(table: PaperTable, cells: Sequence[Cell]) -> list[dict[str, str]]
 
 
 def _text(cell: Cell, column: str) -> str:
-    paper = [EMPTY if value is None else _printed(value) for value in cell.paper[column].values()]
-    return " / ".join([*paper, _ours(cell, column)])
-
-
-def _printed(value: float | str) -> str:
-    return value if isinstance(value, str) else f"{value:.2f}"
-
-
-def _ours(cell: Cell, column: str) -> str:
-    """Format our number; after a collapse, say so beside what was measured."""
-    text = mean_and_std(cell.numbers[column])
-    if not cell.numbers[column] or not cell.collapsed or cell.footnote is None or column in ("hours", "memory"):
-        return text
-    seeds = len(cell.footnote.seeds)
-    which = "" if cell.collapsed == seeds else f", {cell.collapsed} of {seeds} seeds"
-    return f"{COLLAPSE}{which} ({text})"
+    """Format the paper's numbers and ours; after a collapse, say so beside what was measured."""
+    paper = [
+        f"{value:.2f}" if isinstance(value, float | int) else value or EMPTY for value in cell.paper[column].values()
+    ]
+    ours = mean_and_std(cell.numbers[column])
+    if cell.numbers[column] and cell.collapsed and cell.footnote is not None and column not in ("hours", "memory"):
+        seeds = len(cell.footnote.seeds)
+        which = "" if cell.collapsed == seeds else f", {cell.collapsed} of {seeds} seeds"
+        ours = f"collapse{which} ({ours})"
+    return " / ".join([*paper, ours])
 
 
 def notes(cells: Sequence[Cell]) -> list[str]:

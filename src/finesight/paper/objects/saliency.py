@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -23,14 +22,8 @@ from torch import Tensor
 
 from finesight.data.cache import DecodedCache, default_cache_dir
 from finesight.data.color import gaussian_blur
-from finesight.paper.objects.saliency_store import (
-    SHARD,
-    load_or_compute,
-    mirrored_masks,
-    own_masks,
-    read_alpha,
-    read_binary,
-)
+from finesight.io.parallel import bounded_map
+from finesight.paper.objects import saliency_store as store
 
 SIDE = 64  # of a map, which spans the whole cached image stretched to a square
 VERSION = 1  # of what the detector computes: kept maps of another version are never read
@@ -54,7 +47,7 @@ def detect_objects(
     cache_dir: Path | None = None,
     progress: bool = True,
     detector: Callable[[Tensor], Tensor] | None = None,
-    shard: int = SHARD,
+    shard: int = store.SHARD,
 ) -> NDArray[np.uint8]:
     """Return a map of every image, (N, SIDE, SIDE), computed once and kept beside the decoded images.
 
@@ -68,7 +61,7 @@ def detect_objects(
         maps = find(_squares(cache, first[rows]))
         return maps.mul(255).round().to(torch.uint8).numpy()
 
-    return load_or_compute(folder, keys, compute, SIDE, progress, shard)[inverse]
+    return store.load_or_compute(folder, keys, compute, SIDE, progress, shard)[inverse]
 
 
 def read_masks(cache: DecodedCache, folder: Path | None) -> NDArray[np.uint8]:
@@ -77,15 +70,14 @@ def read_masks(cache: DecodedCache, folder: Path | None) -> NDArray[np.uint8]:
     A folder's gray values are kept as alpha; the source's own masks are object wherever they are not zero. Raises
     FineSightError if a mask is missing or cannot be read.
     """
-    files = own_masks(cache.source) if folder is None else mirrored_masks(cache.source, folder)
-    read = read_binary if folder is None else read_alpha
+    files = store.own_masks(cache.source) if folder is None else store.mirrored_masks(cache.source, folder)
+    read = store.read_binary if folder is None else store.read_alpha
 
     def square(i: int) -> NDArray[np.uint8]:
         whole = replace(cache.geometry(i), size=(SIDE, SIDE))
         return np.asarray(whole.resize(whole.trim_rows(read(files[i]))))
 
-    with ThreadPoolExecutor() as pool:
-        return np.stack(list(pool.map(square, range(len(cache)))))
+    return np.stack([mask for _, mask in bounded_map(square, range(len(cache)))])
 
 
 def _squares(cache: DecodedCache, indices: NDArray[np.int64]) -> Tensor:
@@ -110,7 +102,8 @@ def _maps(images: Tensor) -> Tensor:
     cues = _divide_by_max(barrier_distances(lab).sum(dim=1)) + _divide_by_max(backgroundness(lab))
     colors = lab.flatten(2)
     shows_something = (colors.amax(2) - colors.amin(2)).amax(1) >= NOTICEABLE  # (N,)
-    return stretch_contrast(_weigh_center(_smooth(cues))) * shows_something[:, None, None]
+    down, along = (_center_weights(side, lab) for side in lab.shape[2:])
+    return stretch_contrast(_smooth(cues) * down[:, None] * along) * shows_something[:, None, None]
 
 
 def rgb_to_lab(rgb: Tensor) -> Tensor:
@@ -224,15 +217,10 @@ def _smooth(maps: Tensor) -> Tensor:
     return gaussian_blur(maps[:, None], sigma, 2 * radius + 1)[:, 0]
 
 
-def _weigh_center(maps: Tensor) -> Tensor:
-    """Weigh the maps by a wide Gaussian around the middle."""
-    down, along = (
-        torch.exp(
-            -0.5 * (((torch.arange(side, dtype=maps.dtype, device=maps.device) + 0.5) / side - 0.5) / CENTER_SIGMA) ** 2
-        )
-        for side in maps.shape[1:]
-    )
-    return maps * down[:, None] * along
+def _center_weights(side: int, like: Tensor) -> Tensor:
+    """Return a wide Gaussian around the middle."""
+    pixels = torch.arange(side, dtype=like.dtype, device=like.device)
+    return torch.exp(-0.5 * (((pixels + 0.5) / side - 0.5) / CENTER_SIGMA) ** 2)
 
 
 def stretch_contrast(maps: Tensor) -> Tensor:

@@ -47,7 +47,8 @@ def load_or_compute(
         if not len(missing):
             return maps
         folder.mkdir(parents=True, exist_ok=True)
-        with locked(folder / "lock", lambda: _say_waiting(progress)):
+        waiting = "Another process is finding the salient objects; waiting for it"
+        with locked(folder / "lock", lambda: console.print(waiting) if progress else None):
             missing, damaged = _load(folder, keys, maps)
             for file in (*damaged, *folder.glob("*.tmp*")):  # under the lock, scratch files have no living owner
                 with suppress(OSError):
@@ -58,11 +59,6 @@ def load_or_compute(
                 with atomic_path(folder / f"{uuid.uuid4().hex}.npz", sync=True) as scratch:
                     np.savez(scratch, keys=keys[rows], maps=maps[rows])
     return maps
-
-
-def _say_waiting(progress: bool) -> None:
-    if progress:
-        console.print("Another process is finding the salient objects; waiting for it")
 
 
 def _load(folder: Path, keys: NDArray[np.bytes_], maps: NDArray[np.uint8]) -> tuple[NDArray[np.int64], list[Path]]:
