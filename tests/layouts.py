@@ -13,9 +13,12 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pytest
 from PIL import Image
 
 from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
+from finesight.data.sources import ImageSource, open_source
+from finesight.errors import FineSightError
 
 
 @dataclass(frozen=True)
@@ -30,6 +33,21 @@ class Example:
     splits: list[str]
     boxes: list[list[float]] | None = None
     super_categories: tuple[str, ...] | None = None
+
+
+def facts(source: ImageSource | Example) -> tuple[Any, ...]:
+    """Return paths, labels, classes, splits and boxes as plain lists."""
+    assert source.labels is not None
+    assert source.splits is not None
+    boxes = None if source.boxes is None else np.asarray(source.boxes).tolist()
+    return list(source.paths), list(source.labels), source.classes, list(source.splits), boxes
+
+
+def open_error(data: str | Path) -> str:
+    """Return the message with which this dataset is refused."""
+    with pytest.raises(FineSightError) as caught:
+        open_source(data)
+    return str(caught.value)
 
 
 def write_picture(path: Path, size: tuple[int, int] = (60, 45), seed: int = 0) -> Path:

@@ -2,7 +2,6 @@
 
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,9 +10,8 @@ from PIL import Image
 from finesight.data.cache import open_cache
 from finesight.data.layouts.aircraft import BANNER
 from finesight.data.quality import check_source
-from finesight.data.sources import ImageSource, open_source
-from finesight.errors import FineSightError
-from layouts import aircraft
+from finesight.data.sources import open_source
+from layouts import aircraft, facts, open_error
 
 
 @pytest.fixture
@@ -21,21 +19,11 @@ def data(tmp_path: Path) -> Path:
     return aircraft(tmp_path).root / "data"
 
 
-def facts(source: ImageSource) -> tuple[Any, ...]:
-    assert source.labels is not None
-    boxes = None if source.boxes is None else source.boxes.tolist()
-    return source.kind, source.root, source.trim, source.paths.tolist(), source.labels.tolist(), source.classes, boxes
-
-
-def error(root: Path) -> str:
-    with pytest.raises(FineSightError) as caught:
-        open_source(root)
-    return str(caught.value)
-
-
 def test_the_inner_folder_is_the_same_source(data: Path) -> None:
-    assert facts(open_source(data)) == facts(open_source(data.parent))
-    assert open_source(data).split("test").trim == BANNER == 20
+    inner, outer = open_source(data), open_source(data.parent)
+    assert facts(inner) == facts(outer)
+    assert inner.root == outer.root
+    assert inner.split("test").trim == outer.trim == BANNER == 20
 
 
 def test_train_and_val_without_their_union(data: Path) -> None:
@@ -47,7 +35,7 @@ def test_train_and_val_without_their_union(data: Path) -> None:
     (data / "images_variant_trainval.txt").unlink()
     assert facts(open_source(data)) == facts(whole.select([1, 2, 0, 3, 4]))  # train, then val
     (data / "images_variant_val.txt").unlink()
-    assert "is FGVC-Aircraft 2013b but images_variant_trainval.txt is missing" in error(data)
+    assert "is FGVC-Aircraft 2013b but images_variant_trainval.txt is missing" in open_error(data)
 
 
 def test_without_boxes(data: Path) -> None:
@@ -91,12 +79,10 @@ def test_the_check_does_not_compare_banners(data: Path) -> None:
     assert {(image.width, image.height) for image in report.tiny} == {(60, 25)}
 
 
-def test_an_image_of_nothing_but_banner_is_skipped(data: Path, tmp_path: Path) -> None:
+def test_an_image_of_nothing_but_banner_is_unreadable(data: Path) -> None:
     Image.new("RGB", (60, 20)).save(data / "images/0034309.jpg")
-    source = open_source(data)
-    cache = open_cache(source, 25, cache_dir=tmp_path / "cache", progress=False)
-    assert cache.skipped == [("images/0034309.jpg", "only 20 pixels high, and the bottom 20 are cut off")]
-    assert [image.path for image in check_source(source, progress=False).unreadable] == ["images/0034309.jpg"]
+    unreadable = check_source(open_source(data), progress=False).unreadable
+    assert [image.path for image in unreadable] == ["images/0034309.jpg"]
 
 
 # --- partial and damaged copies -----------------------------------------------------------------------
@@ -135,7 +121,7 @@ def test_wrong_lines_are_named(data: Path, name: str, line: str, expected: str) 
     number = len(file.read_text().splitlines()) + 1
     with file.open("a", encoding="utf-8") as stream:
         stream.write(line + "\n")
-    message = error(data)
+    message = open_error(data)
     assert f"line {number} of {file} {expected}" in message
     assert message.endswith("; copy the dataset again")
 
@@ -143,11 +129,11 @@ def test_wrong_lines_are_named(data: Path, name: str, line: str, expected: str) 
 @pytest.mark.parametrize("name", ["variants.txt", "images_variant_trainval.txt", "images_box.txt"])
 def test_empty_and_binary_files(data: Path, name: str) -> None:
     (data / name).write_bytes(b"\n \n")
-    assert f"{name} is empty; copy the dataset again" in error(data)
+    assert f"{name} is empty; copy the dataset again" in open_error(data)
     (data / name).write_bytes(b"\xff\xfe\0")
-    assert f"{name} is damaged ('utf-8' codec" in error(data)
+    assert f"{name} is damaged ('utf-8' codec" in open_error(data)
 
 
 def test_images_without_a_box_are_named(data: Path) -> None:
     (data / "images_box.txt").write_text("0056978 1 1 1 1\n")
-    assert "images_box.txt has no box of 4 images, the first being 1025794" in error(data)
+    assert "images_box.txt has no box of 4 images, the first being 1025794" in open_error(data)

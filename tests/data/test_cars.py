@@ -9,9 +9,19 @@ import numpy as np
 import pytest
 from scipy.io import savemat
 
-from finesight.data.sources import ImageSource, open_source
-from finesight.errors import FineSightError
-from layouts import CARS, CARS_TEST, CARS_TRAIN, CORNERS, cars, cars_in_one_folder, matlab_cell, matlab_struct
+from finesight.data.sources import open_source
+from layouts import (
+    CARS,
+    CARS_TEST,
+    CARS_TRAIN,
+    CORNERS,
+    cars,
+    cars_in_one_folder,
+    facts,
+    matlab_cell,
+    matlab_struct,
+    open_error,
+)
 
 
 @pytest.fixture
@@ -26,18 +36,6 @@ def one(tmp_path: Path) -> Path:
 
 def annotate(file: Path, rows: list[Any], fields: tuple[str, ...] = (*CORNERS, "class", "fname")) -> None:
     savemat(file, {"annotations": matlab_struct(rows, fields)}, do_compression=True)
-
-
-def facts(source: ImageSource) -> tuple[Any, ...]:
-    assert source.labels is not None
-    assert source.boxes is not None
-    return source.kind, source.paths.tolist(), source.labels.tolist(), source.boxes.tolist()
-
-
-def error(root: Path) -> str:
-    with pytest.raises(FineSightError) as caught:
-        open_source(root)
-    return str(caught.value)
 
 
 def test_annotations_may_lie_in_the_root(two: Path) -> None:
@@ -62,7 +60,7 @@ def test_folders_unpacked_into_folders(two: Path) -> None:
 
 def test_the_order_is_that_of_the_annotations(two: Path) -> None:
     annotate(two / "devkit/cars_train_annos.mat", CARS_TRAIN[::-1])
-    _, paths, labels, boxes = facts(open_source(two))
+    paths, labels, _, _, boxes = facts(open_source(two))
     assert paths[:3] == ["cars_train/00003.jpg", "cars_train/00002.jpg", "cars_train/00001.jpg"]
     assert labels[:3] == [0, 2, 1]
     assert boxes[0] == [2, 7, 188, 140]
@@ -73,10 +71,8 @@ def test_a_single_image_and_a_single_class(two: Path) -> None:
     savemat(two / "devkit/cars_meta.mat", {"class_names": matlab_cell(("Audi",))})
     annotate(two / "devkit/cars_train_annos.mat", [(1, 2, 3, 4, 1, "00001.jpg")])
     annotate(two / "devkit/cars_test_annos_withlabels.mat", [(5, 6, 7, 8, 1, "00002.jpg")])
-    source = open_source(two)
-    assert source.classes == ("Audi",)
-    paths = ["cars_train/00001.jpg", "cars_test/00002.jpg"]
-    assert facts(source) == ("cars", paths, [0, 0], [[0, 1, 3, 3], [4, 5, 3, 3]])
+    paths, boxes = ["cars_train/00001.jpg", "cars_test/00002.jpg"], [[0, 1, 3, 3], [4, 5, 3, 3]]
+    assert facts(open_source(two)) == (paths, [0, 0], ("Audi",), ["train", "test"], boxes)
 
 
 def test_one_folder_with_the_other_devkit(one: Path) -> None:
@@ -92,9 +88,9 @@ def test_one_folder_with_the_other_devkit(one: Path) -> None:
 
 def test_missing_test_labels_are_named(two: Path) -> None:
     (two / "devkit/cars_test_annos_withlabels.mat").unlink()
-    assert "is Stanford Cars but devkit/cars_test_annos_withlabels.mat is missing" in error(two)
+    assert "is Stanford Cars but devkit/cars_test_annos_withlabels.mat is missing" in open_error(two)
     annotate(two / "devkit/cars_test_annos.mat", [(*r[:4], r[5]) for r in CARS_TEST], (*CORNERS, "fname"))
-    message = error(two)
+    message = open_error(two)
     assert "is Stanford Cars but cars_test_annos_withlabels.mat is missing" in message
     assert "cars_test_annos.mat has no labels, so without it there are no test labels" in message
 
@@ -102,14 +98,14 @@ def test_missing_test_labels_are_named(two: Path) -> None:
 def test_images_or_annotations_alone_are_called_a_partial_copy(two: Path, tmp_path: Path) -> None:
     shutil.copytree(two / "devkit", tmp_path / "alone")
     shutil.rmtree(two / "devkit")
-    assert "is Stanford Cars but devkit/cars_meta.mat is missing" in error(two)
-    assert "is Stanford Cars but cars_train/ is missing" in error(tmp_path / "alone")
+    assert "is Stanford Cars but devkit/cars_meta.mat is missing" in open_error(two)
+    assert "is Stanford Cars but cars_train/ is missing" in open_error(tmp_path / "alone")
 
 
 def test_one_folder_without_its_annotations(one: Path) -> None:
     (one / "cars_annos.mat").unlink()
     (one / "cars_test").mkdir()
-    assert "is Stanford Cars but cars_annos.mat is missing" in error(one)
+    assert "is Stanford Cars but cars_annos.mat is missing" in open_error(one)
 
 
 def test_images_sorted_into_classes_are_no_copy(two: Path) -> None:
@@ -139,9 +135,9 @@ def test_images_sorted_into_classes_are_no_copy(two: Path) -> None:
 )
 def test_wrong_annotations_are_named(two: Path, content: dict[str, Any], expected: str) -> None:
     savemat(two / "devkit/cars_train_annos.mat", content)
-    assert f"cars_train_annos.mat is damaged ({expected}" in error(two)
+    assert f"cars_train_annos.mat is damaged ({expected}" in open_error(two)
 
 
 def test_without_scipy(two: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.io", None)
-    assert "which SciPy reads; install it: pip install scipy" in error(two)
+    assert "which SciPy reads; install it: pip install scipy" in open_error(two)

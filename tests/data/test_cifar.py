@@ -2,7 +2,6 @@
 
 import builtins
 import pickle
-import shutil
 import signal
 import subprocess
 import sys
@@ -19,7 +18,17 @@ from finesight.data.cache import open_cache
 from finesight.data.layouts.cifar import Cifar100
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
-from layouts import CIFAR_SIZES, META, cifar_arrays, cifar_binary, cifar_content, cifar_python, old_pickle
+from layouts import (
+    CIFAR_SIZES,
+    META,
+    cifar_arrays,
+    cifar_binary,
+    cifar_content,
+    cifar_python,
+    facts,
+    old_pickle,
+    open_error,
+)
 
 
 @pytest.fixture(autouse=True)
@@ -38,20 +47,8 @@ def binary(tmp_path: Path) -> Path:
     return cifar_binary(tmp_path).root
 
 
-def facts(source: ImageSource) -> tuple[Any, ...]:
-    assert source.labels is not None
-    assert source.splits is not None
-    return source.kind, source.paths.tolist(), source.labels.tolist(), source.classes, source.splits.tolist()
-
-
 def pictures(source: ImageSource) -> np.ndarray:
     return np.stack([np.asarray(Image.open(source.file(i))) for i in range(len(source))])
-
-
-def error(root: Path) -> str:
-    with pytest.raises(FineSightError) as caught:
-        open_source(root)
-    return str(caught.value)
 
 
 # --- both forms ---------------------------------------------------------------------------------------
@@ -77,13 +74,14 @@ def test_a_whole_form_is_preferred(python: Path, binary: Path) -> None:
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4])
-@pytest.mark.parametrize("text", [True, False])
-def test_pickles_written_again_by_python_3(python: Path, protocol: int, text: bool) -> None:
+@pytest.mark.parametrize(("text", "order"), [(True, "C"), (False, "C"), (False, "F")])
+def test_pickles_written_again_by_python_3(python: Path, protocol: int, text: bool, order: Any) -> None:
+    """Also with texts for bytes, and with arrays by columns."""
     expected = open_source(python)
     for name, values in {"meta": META, **{split: cifar_content(split) for split in CIFAR_SIZES}}.items():
-        again: Any = values
+        again: Any = values | {key: np.array(values[key], order=order) for key in (b"data",) if key in values}
         if text:
-            again = {k.decode(): [n.decode() for n in v] if b"names" in k else v for k, v in values.items()}
+            again = {k.decode(): [n.decode() for n in v] if b"names" in k else v for k, v in again.items()}
         (python / name).write_bytes(pickle.dumps(again, protocol))
     source = open_source(python)
     assert source.root != expected.root  # other files
@@ -99,22 +97,18 @@ def test_the_writer_of_old_pickles_is_right(python: Path) -> None:
     assert found == expected
 
 
-@pytest.mark.parametrize("protocol", [2, 3])
-def test_arrays_by_columns(python: Path, protocol: int) -> None:
-    expected = pictures(open_source(python))
-    values = cifar_content("train")
-    values[b"data"] = np.asfortranarray(values[b"data"])
-    (python / "train").write_bytes(pickle.dumps(values, protocol))
-    np.testing.assert_array_equal(pictures(open_source(python)), expected)
-
-
 # --- unpacking ----------------------------------------------------------------------------------------
 
 
-def test_unpacked_once(python: Path, cache: Path) -> None:
+def test_unpacked_once_also_from_a_moved_or_read_only_copy(python: Path, tmp_path: Path, cache: Path) -> None:
+    before = sorted(path.name for path in python.iterdir())
+    python.chmod(0o555)
     first = open_source(python)
     times = [first.file(i).stat().st_mtime_ns for i in range(len(first))]
-    second = open_source(python)
+    moved = python.rename(tmp_path / "moved")
+    assert sorted(path.name for path in moved.iterdir()) == before
+    second = open_source(moved)
+    assert second.root == first.root
     assert facts(second) == facts(first)
     assert [second.file(i).stat().st_mtime_ns for i in range(len(second))] == times
     assert sorted(path.name for path in cache.iterdir()) == sorted([first.root.name, "lock"])
@@ -133,13 +127,6 @@ def test_other_content_is_another_folder(python: Path) -> None:
     np.testing.assert_array_equal(pictures(first), before)
 
 
-def test_a_moved_or_copied_dataset_is_not_unpacked_again(python: Path, tmp_path: Path) -> None:
-    first = open_source(python)
-    shutil.copytree(python, tmp_path / "copy")
-    shutil.rmtree(python)
-    assert open_source(tmp_path / "copy").root == first.root
-
-
 def test_a_folder_that_is_not_whole_is_made_again(python: Path) -> None:
     first = open_source(python)
     expected = pictures(first)
@@ -150,21 +137,11 @@ def test_a_folder_that_is_not_whole_is_made_again(python: Path) -> None:
     np.testing.assert_array_equal(pictures(open_source(python)), expected)
 
 
-def test_a_read_only_dataset(python: Path) -> None:
-    before = sorted(python.iterdir())
-    python.chmod(0o555)
-    try:
-        assert len(open_source(python)) == 11
-    finally:
-        python.chmod(0o755)
-    assert sorted(python.iterdir()) == before
-
-
 def test_a_cache_that_cannot_be_written(python: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("FINESIGHT_CACHE", str(tmp_path / "file"))
-    assert "cannot be unpacked into" in error(python)
-    assert "not a directory; name another folder in the environment variable FINESIGHT_CACHE" in error(python)
+    assert "cannot be unpacked into" in open_error(python)
+    assert "not a directory; name another folder in the environment variable FINESIGHT_CACHE" in open_error(python)
 
 
 def test_a_full_disk_leaves_nothing_behind(python: Path, cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +153,7 @@ def test_a_full_disk_leaves_nothing_behind(python: Path, cache: Path, monkeypatc
         return real(file, *arguments, **options)
 
     monkeypatch.setattr(builtins, "open", full)
-    assert "no space left on device" in error(python)
+    assert "no space left on device" in open_error(python)
     monkeypatch.undo()
     assert [path.name for path in cache.iterdir()] == ["lock"]
 
@@ -224,7 +201,7 @@ def test_several_at_once_unpack_once(python: Path, cache: Path) -> None:
 @pytest.mark.parametrize("size", [0, 1, 3073, 3075, 3074 * 2 - 1])
 def test_binary_files_cut_short(binary: Path, size: int) -> None:
     (binary / "test.bin").write_bytes(b"\0" * size)
-    assert f"test.bin is damaged ({size:,} bytes are not records of 3,074 bytes)" in error(binary)
+    assert f"test.bin is damaged ({size:,} bytes are not records of 3,074 bytes)" in open_error(binary)
 
 
 @pytest.mark.parametrize(
@@ -247,34 +224,34 @@ def test_binary_files_cut_short(binary: Path, size: int) -> None:
 def test_wrong_pickles_are_named(python: Path, change: dict[bytes, Any], expected: str) -> None:
     values = {key: value for key, value in (cifar_content("test") | change).items() if value is not None}
     (python / "test").write_bytes(old_pickle(values))
-    assert f"{python / 'test'} is damaged ({expected}" in error(python)
+    assert f"{python / 'test'} is damaged ({expected}" in open_error(python)
 
 
 @pytest.mark.parametrize(("record", "expected"), [((0, 6), "fine label 6"), ((6, 0), "coarse label 6")])
 def test_labels_out_of_range_in_records(binary: Path, record: tuple[int, int], expected: str) -> None:
     with (binary / "test.bin").open("ab") as file:
         file.write(bytes(record) + b"\0" * 3072)
-    assert f"test.bin is damaged (image 4 has the {expected}, and there are 6 such classes)" in error(binary)
+    assert f"test.bin is damaged (image 4 has the {expected}, and there are 6 such classes)" in open_error(binary)
 
 
 @pytest.mark.parametrize("name", ["..", "../../x", "a/b", "", " ", "a\0b", "x" * 81, "é"])
 def test_class_names_that_are_no_words(python: Path, binary: Path, name: str) -> None:
     """They become folders."""
     (python / "meta").write_bytes(old_pickle(META | {b"fine_label_names": [b"apple", name.encode()]}))
-    assert "meta is damaged (" in error(python)
+    assert "meta is damaged (" in open_error(python)
     (python / "meta").write_bytes(pickle.dumps({"fine_label_names": [name], "coarse_label_names": ["a"]}, 2))
-    assert "meta is damaged (" in error(python)
+    assert "meta is damaged (" in open_error(python)
     if name.strip():
         (binary / "fine_label_names.txt").write_text(f"apple\n{name}\n")
-        assert "fine_label_names.txt is damaged (" in error(binary)
+        assert "fine_label_names.txt is damaged (" in open_error(binary)
 
 
 def test_other_wrong_class_names(python: Path) -> None:
     for names in ([], [b"a", b"A"], [1], [[b"a"]], b"a"):
         (python / "meta").write_bytes(old_pickle(META | {b"fine_label_names": names}))
-        assert "meta is damaged (" in error(python)
+        assert "meta is damaged (" in open_error(python)
     (python / "meta").write_bytes(old_pickle({}))
-    assert "meta is damaged (no class names)" in error(python)
+    assert "meta is damaged (no class names)" in open_error(python)
 
 
 # --- many images --------------------------------------------------------------------------------------

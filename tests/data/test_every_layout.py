@@ -25,7 +25,7 @@ from finesight.data.layouts.layout import (
 from finesight.data.sources import open_source
 from finesight.data.verification import describe_differences, verify
 from finesight.errors import FineSightError
-from layouts import EXAMPLES, Example
+from layouts import EXAMPLES, Example, facts
 from processes import environment
 
 FORMS = [builder for name in LAYOUTS for builder in EXAMPLES.get(name, [])]
@@ -44,11 +44,6 @@ def example(request: pytest.FixtureRequest, tmp_path: Path) -> Example:
 
 def layout_of(example: Example) -> DatasetLayout:
     return LAYOUTS[example.layout]
-
-
-def facts(source: Any) -> tuple[Any, ...]:
-    boxes = None if source.boxes is None else np.asarray(source.boxes).tolist()
-    return list(source.paths), list(source.labels), source.classes, list(source.splits), boxes
 
 
 def error(call: Callable[..., Any], *arguments: Any) -> str:

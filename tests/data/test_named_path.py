@@ -7,13 +7,7 @@ import pytest
 
 from finesight.data.named_path import absolute_named_path, short_named_path, split_named_path
 from finesight.data.sources import open_source
-from finesight.errors import FineSightError
-
-
-def error(data: str) -> str:
-    with pytest.raises(FineSightError) as caught:
-        open_source(data)
-    return str(caught.value)
+from layouts import open_error
 
 
 @pytest.mark.parametrize(
@@ -47,11 +41,11 @@ def test_what_exists_is_a_path(tmp_path: Path, picture: Callable[..., Path], mon
 
 
 def test_a_mistyped_name(tmp_path: Path) -> None:
-    assert error("cifar10:x").startswith("There is no dataset 'cifar10'. Nearest: cifar100")
-    assert error("aircrafts:x").startswith("There is no dataset 'aircrafts'. Nearest: aircraft")
-    assert error(f"dogs:{tmp_path}").startswith("There is no dataset 'dogs'. Nearest: ")  # what follows exists
-    assert error("dogs:nowhere").endswith("give --data a folder of images or a list of image paths")
-    assert error("cub:") == "cub: names no folder; write cub:PATH"
+    assert open_error("cifar10:x").startswith("There is no dataset 'cifar10'. Nearest: cifar100")
+    assert open_error("aircrafts:x").startswith("There is no dataset 'aircrafts'. Nearest: aircraft")
+    assert open_error(f"dogs:{tmp_path}").startswith("There is no dataset 'dogs'. Nearest: ")  # what follows exists
+    assert open_error("dogs:nowhere").endswith("give --data a folder of images or a list of image paths")
+    assert open_error("cub:") == "cub: names no folder; write cub:PATH"
 
 
 def test_the_name_is_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -9,12 +9,7 @@ import pytest
 
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
-
-
-def error(path: Path) -> str:
-    with pytest.raises(FineSightError) as caught:
-        open_source(path)
-    return str(caught.value)
+from layouts import open_error
 
 
 def facts(source: ImageSource) -> tuple[str, list[str], list[str] | None, list[str] | None]:
@@ -159,26 +154,26 @@ def test_closed_folders(tmp_path: Path, picture, no_access) -> None:
     assert source.paths.tolist() == ["a.jpg"]
     assert source.skipped == (("secret", "folder cannot be read: permission denied"),)
     with no_access(folder):
-        assert error(folder) == f"{folder} cannot be read: permission denied; check its permissions"
+        assert open_error(folder) == f"{folder} cannot be read: permission denied; check its permissions"
 
 
 def test_folders_without_images(tmp_path: Path, picture) -> None:
     gone, empty, other = (tmp_path / name for name in ("gone", "empty", "other"))
-    assert error(gone) == f"{gone} does not exist; give --data a folder of images or a list of image paths"
+    assert open_error(gone) == f"{gone} does not exist; give --data a folder of images or a list of image paths"
     empty.mkdir()
     (empty / ".hidden").touch()
-    assert error(empty) == f"{empty} is empty; put images into it or give --data another folder"
+    assert open_error(empty) == f"{empty} is empty; put images into it or give --data another folder"
     other.mkdir()
     for name in ("a.txt", "b.txt", "c.zip", "d"):
         (other / name).touch()
-    message = error(other)
+    message = open_error(other)
     assert message.startswith(f"no image in {other}; found 2 x not an image file (.txt), ")
     assert all(words in message for words in ("1 x not an image file (.zip)", "(no suffix)", ".jpg", "--data"))
     path = picture("one/a.jpg")
-    assert error(path) == f"{path} is a single image; give --data the folder it lies in ({path.parent})"
+    assert open_error(path) == f"{path} is a single image; give --data the folder it lies in ({path.parent})"
     picture("halves/train/1.jpg")
     (tmp_path / "halves/test").mkdir()
-    assert error(tmp_path / "halves").startswith(f"{tmp_path / 'halves/test'} holds no image; ")
+    assert open_error(tmp_path / "halves").startswith(f"{tmp_path / 'halves/test'} holds no image; ")
 
 
 # --- lists ------------------------------------------------------------------------------------------
@@ -265,7 +260,7 @@ def test_validation_in_a_list(tmp_path: Path) -> None:
 def test_bad_lists(tmp_path: Path, text: str, expected: str) -> None:
     file = tmp_path / "list.csv"
     file.write_text(text)
-    assert expected.format(file=file) in error(file)
+    assert expected.format(file=file) in open_error(file)
 
 
 # --- the source itself ------------------------------------------------------------------------------
