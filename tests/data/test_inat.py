@@ -13,7 +13,7 @@ from finesight.data.layouts.inat import Inat2019
 from finesight.data.sources import open_source
 from finesight.data.verification import describe_differences
 from finesight.errors import FineSightError
-from layouts import CATEGORIES, INAT_TRAIN, INAT_VAL, inat2019, inat_list
+from layouts import CATEGORIES, INAT_TRAIN, INAT_VAL, inat2019, inat_list, open_error
 
 
 def write(file: Path, content: object) -> None:
@@ -58,8 +58,7 @@ def test_the_names_released_later(root: Path) -> None:
     write(root / "categories.json", [{"id": 7, "name": "Great tit", "kingdom": "Animalia"}, {"id": 999, "name": "x"}])
     assert open_source(root).classes == ("Birds/Great tit", "Birds/Parus ater", "Plants/Rosa canina")
     write(root / "categories.json", {"7": "Great tit"})
-    with pytest.raises(FineSightError, match=r"categories\.json is not a list of id and name"):
-        open_source(root)
+    assert "categories.json is not a list of id and name" in open_error(root)
 
 
 def test_names_with_a_slash(root: Path) -> None:
@@ -80,8 +79,7 @@ def test_an_image_without_annotation_has_no_label(root: Path) -> None:
 @pytest.mark.parametrize("gone", ["train_val2019", "train_val2019/Plants", "train_val2019/Birds/31"])
 def test_a_missing_folder_is_named(root: Path, gone: str) -> None:
     shutil.rmtree(root / gone)
-    with pytest.raises(FineSightError, match=f"iNaturalist 2019 but {gone}/ is missing"):
-        open_source(root)
+    assert f"iNaturalist 2019 but {gone}/ is missing" in open_error(root)
 
 
 @pytest.mark.parametrize("text", [b"", b"{", b'{"images": [', b"\xff\xfe\x00", b"[" * 100_000, b"null", b"[]", b"3"])

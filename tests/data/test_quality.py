@@ -83,18 +83,14 @@ WRONG = frozenset({"train/wren/1.jpg", "test/owl/wrong.jpg"})
 
 def test_counts(report: CheckReport, tree: Path) -> None:
     assert report.images == len(list(tree.glob("*/*/*.*"))) - 1
-    assert report.readable == report.images - 3
-    assert report.kind == "splits"
+    assert (report.kind, report.readable) == ("splits", report.images - 3)
     assert report.splits == {"test": 10, "train": report.images - 10}
     assert report.unlabeled == 0
     assert [entry.path for entry in report.left_out] == ["train/owl/notes.txt"]
 
 
-def test_duplicates(report: CheckReport) -> None:
+def test_duplicates_leakage_and_conflicts(report: CheckReport) -> None:
     assert paths(report) == {NEAR: "near", COPY: "exact", LEAK: "near", WRONG: "exact"}
-
-
-def test_leakage_and_conflicts(report: CheckReport) -> None:
     assert {frozenset(image.path for image in group.images) for group in report.leaks} == {LEAK, WRONG}
     assert report.leaked == 2
     (conflict,) = report.conflicts
@@ -122,12 +118,10 @@ def test_tiny_small_and_blank(report: CheckReport, tree: Path) -> None:
 
 
 def test_classes_count_what_can_be_read(report: CheckReport) -> None:
-    assert report.classes is not None
-    assert report.classes.count == 3
-    assert report.classes.smallest == ("robin", 1)
-    assert report.classes.median == 9
-    assert report.classes.largest == ("owl", report.readable - 10)
-    assert report.classes.lonely == ("robin",)
+    classes = report.classes
+    assert classes is not None
+    assert (classes.count, classes.median, classes.lonely) == (3, 9, ("robin",))
+    assert (classes.smallest, classes.largest) == (("robin", 1), ("owl", report.readable - 10))
 
 
 def test_without_near(tree: Path) -> None:

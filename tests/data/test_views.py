@@ -256,8 +256,10 @@ def test_gpu_equals_cpu() -> None:
 DRAWS = 4000
 
 
-def same_distribution(found: Tensor, expected: Tensor) -> None:
-    assert stats.ks_2samp(found.double().numpy(), expected.double().numpy()).pvalue > 1e-3
+def derived(crop: Tensor) -> list[Tensor]:
+    """Return the four columns of crops, their areas, ratios, bottoms and rights."""
+    top, left, height, width = crop.unbind(1)
+    return [top, left, height, width, height * width, height / width, top + height, left + width]
 
 
 @pytest.mark.parametrize(
@@ -282,12 +284,8 @@ def test_crops_are_distributed_as_torchvisions(
     assert (found[:, :2] >= 0).all()
     assert (found[:, 2:] >= 1).all()
     assert (found[:, :2] + found[:, 2:] <= torch.tensor(size)).all()
-    for column in range(4):
-        same_distribution(found[:, column], expected[:, column])
-    same_distribution(found[:, 2] * found[:, 3], expected[:, 2] * expected[:, 3])
-    same_distribution(found[:, 2] / found[:, 3], expected[:, 2] / expected[:, 3])
-    same_distribution(found[:, 0] + found[:, 2], expected[:, 0] + expected[:, 2])
-    same_distribution(found[:, 1] + found[:, 3], expected[:, 1] + expected[:, 3])
+    for ours, theirs in zip(derived(found), derived(expected), strict=True):
+        assert stats.ks_2samp(ours.double().numpy(), theirs.double().numpy()).pvalue > 1e-3
 
 
 @pytest.mark.parametrize(
@@ -314,7 +312,7 @@ def test_jitter_is_distributed_as_torchvisions(strengths: tuple[float, float, fl
         ]
     factors = torch.tensor([factors for _, *factors in drawn])
     for kind in range(4):
-        same_distribution(params.factors[:, kind], factors[:, kind])
+        assert stats.ks_2samp(params.factors[:, kind].double().numpy(), factors[:, kind].double().numpy()).pvalue > 1e-3
     codes = torch.tensor([1000, 100, 10, 1])
     counts = (params.order @ codes).unique(return_counts=True)[1]
     assert len(counts) == 24
@@ -391,16 +389,11 @@ def test_what_the_second_view_is_changes_no_other() -> None:
 
 @pytest.mark.parametrize("count", [0, 1, 8])
 def test_local_crops_follow_the_two_large_views(count: int) -> None:
-    config = ViewConfig(
-        resolution=224, blur=1.0, second_blur=0.1, local_crops=count, local_scale=(0.1, 0.3), local_blur=0.5
-    )
-    first, second, *local = config.kinds()
-    assert len(local) == count
-    assert (first.resolution, second.resolution) == (224, 224)
-    assert first.scale == second.scale == (0.2, 1.0)
-    assert (first.blur, second.blur) == (1.0, 0.1)
-    for kind in local:
-        assert changed(kind, first) == {"resolution": 96, "scale": (0.1, 0.3), "blur": 0.5}
+    own = {"local_scale": (0.1, 0.3), "local_blur": 0.5}
+    first, second, *local = ViewConfig(blur=1.0, second_blur=0.1, local_crops=count, **own).kinds()
+    assert (first.resolution, first.scale, first.blur) == (224, (0.2, 1.0), 1.0)
+    assert changed(second, first) == {"blur": 0.1}
+    assert [changed(kind, first) for kind in local] == [{"resolution": 96, "scale": (0.1, 0.3), "blur": 0.5}] * count
 
 
 def test_local_crops_are_small_parts_and_blurred_as_the_first_view_unless_told() -> None:
@@ -438,7 +431,7 @@ def test_views_of_every_method_have_the_size_of_their_kind(method: str) -> None:
     assert shapes == [(3, 3, 28, 28)] * 2 + [(3, 3, 12, 12)] * (8 if method == "dino" else 0)
 
 
-# --- evaluation view and configuration --------------------------------------------------------------------
+# --- configuration ----------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
