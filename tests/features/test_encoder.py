@@ -230,12 +230,6 @@ def test_saved_and_loaded_it_is_the_same(encoder: Encoder, files: list[Path], tm
     assert folder.stat().st_mode & 0o777 == (tmp_path / "new").stat().st_mode & 0o777, "others may read it"
 
 
-def test_run_folder_and_encoder_folder_load_the_same(lcr: Path, files: list[Path]) -> None:
-    features = [finesight.load(path).embed(files) for path in (lcr, str(lcr), lcr / "encoder")]
-    assert torch.equal(features[0], features[1])
-    assert torch.equal(features[0], features[2])
-
-
 def test_loading_never_unpickles(lcr: Path, files: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
     def forbidden(*_: object, **__: object) -> None:
         raise AssertionError("something was unpickled")
@@ -250,13 +244,14 @@ def test_loading_never_unpickles(lcr: Path, files: list[Path], monkeypatch: pyte
         assert not file.read_bytes().startswith((b"\x80", b"PK")), "a pickle, or torch's zip of one"
 
 
-def test_the_weights_need_nothing_but_the_folder(lcr: Path, files: list[Path], tmp_path: Path) -> None:
+def test_loading_needs_nothing_but_the_folder(lcr: Path, encoder: Encoder, files: list[Path], tmp_path: Path) -> None:
     """Neither the run nor the weight file it began with."""
     moved = Path(shutil.copytree(lcr / "encoder", tmp_path / "elsewhere"))
     config = json.loads((moved / "encoder.json").read_text())
     config["backbone"]["weights"] = "/gone/weights.safetensors"
     (moved / "encoder.json").write_text(json.dumps(config))
-    assert torch.equal(finesight.load(moved).embed(files), finesight.load(lcr).embed(files))
+    for path in (moved, str(lcr), lcr / "encoder"):
+        assert torch.equal(finesight.load(path).embed(files), encoder.embed(files))
 
 
 def without(values: dict[str, Any], key: str) -> dict[str, Any]:
@@ -291,13 +286,10 @@ def test_a_damaged_encoder_is_a_clear_error(lcr: Path, tmp_path: Path, how: str)
     assert str(folder) in str(caught.value)
 
 
-def test_a_folder_without_an_encoder(tmp_path: Path) -> None:
+def test_a_folder_without_an_encoder_and_an_unfinished_run(lcr_copy: Path, tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "missing"):
         with pytest.raises(FineSightError, match="holds no encoder"):
             finesight.load(folder)
-
-
-def test_an_unfinished_run_says_that_it_is(lcr_copy: Path, birds: Path) -> None:
     shutil.rmtree(lcr_copy / "encoder")
     with pytest.raises(FineSightError, match=r"has not finished.*finesight train"):
         finesight.load(lcr_copy)

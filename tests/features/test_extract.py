@@ -65,6 +65,7 @@ def test_an_oracle_sees_the_object_of_its_own_image(encoder: Encoder, cache: Dec
 
 def test_objects_are_looked_up_for_an_oracle_only(encoder: Encoder, cache: DecodedCache, unlabeled: Path) -> None:
     plain = open_cache(open_source(unlabeled), 37, progress=False)
+    assert list(object_masks(plain, np.arange(3), 32)) == [None, None, None]
     with pytest.raises(FineSightError, match=r"'box-gem'.*neither object masks nor boxes") as caught:
         extract(encoder, plain, np.arange(3), ("average", "box-gem"), progress=False)
     assert str(unlabeled) in str(caught.value)
@@ -103,11 +104,6 @@ def test_the_mask_lies_on_the_view(tmp_path: Path) -> None:
         assert mask is not None
         bright = view > (view.min() + view.max()) / 2
         assert (bright != mask).mean() < 0.03
-
-
-def test_without_masks_there_are_none(unlabeled: Path) -> None:
-    cache = open_cache(open_source(unlabeled), 37, progress=False)
-    assert list(object_masks(cache, np.arange(3), 32)) == [None, None, None]
 
 
 # --- features too wide for float32 ------------------------------------------------------------------------------------

@@ -65,16 +65,6 @@ def test_a_photo_on_its_side(picture: Callable[..., Path], tmp_path: Path, turn:
         assert np.array_equal(view.pixels, picture_view(ImageOps.exif_transpose(image), 32).pixels)
 
 
-def test_where_the_view_lies(tmp_path: Path) -> None:
-    """37 px is the short side for a view of 32: the box can be worked out by hand."""
-    pixels = np.random.default_rng(0).integers(0, 256, (37, 74, 3), dtype=np.uint8)
-    Image.fromarray(pixels).save(tmp_path / "a.png")
-    view = picture_view(tmp_path / "a.png", 32)
-    top, left = 2, 21  # (37 - 32) / 2 and (74 - 32) / 2, half to even
-    assert np.array_equal(view.pixels, pixels[top : top + 32, left : left + 32])
-    assert view.box == pytest.approx((left / 74, top / 37, 32 / 74, 32 / 37))
-
-
 def test_the_center_crop_is_torchvisions() -> None:
     for height, width in [(32, 32), (32, 33), (35, 32), (32, 34), (37, 32), (32, 96), (32, 47)]:
         pixels = np.random.default_rng(height * width).integers(0, 256, (height, width, 3), dtype=np.uint8)
@@ -88,6 +78,7 @@ def test_the_center_crop_is_torchvisions() -> None:
 @pytest.mark.parametrize(
     ("region", "left", "top"),
     [
+        (None, 21, 2),  # (74 - 32) / 2 and (37 - 32) / 2, half to even
         ((25 / 74, 5 / 37, 10 / 74, 10 / 37), 21, 2),  # inside the center: nothing moves
         ((0.0, 0.0, 0.1, 0.1), 0, 0),
         ((0.9, 0.9, 0.1, 0.1), 42, 5),
@@ -97,7 +88,8 @@ def test_the_center_crop_is_torchvisions() -> None:
         ((0.0, 0.0, 0.5, 1.0), 5, 2),  # 37 px wide: a window of 32 inside it, the nearest to the center
     ],
 )
-def test_a_region_moves_the_window(region: Box, left: int, top: int) -> None:
+def test_a_region_moves_the_window(region: Box | None, left: int, top: int) -> None:
+    """37 px is the short side for a view of 32: the box can be worked out by hand."""
     pixels = np.random.default_rng(0).integers(0, 256, (37, 74, 3), dtype=np.uint8)
     view = picture_view(Image.fromarray(pixels), 32, region)
     assert view.box == pytest.approx((left / 74, top / 37, 32 / 74, 32 / 37))
@@ -111,8 +103,8 @@ def test_no_window_holds_more_of_a_region(picture: Callable[..., Path]) -> None:
         image = Image.open(picture(f"{size[0]}.png", size))
         for _ in range(20):
             x, y = random.random(2) * 0.9
-            region = (x, y, random.random() * (1 - x) + 1e-3, random.random() * (1 - y) + 1e-3)
-            region = (x, y, min(region[2], 1 - x), min(region[3], 1 - y))
+            width, height = (min(random.random() * (1 - start) + 1e-3, 1 - start) for start in (x, y))
+            region = (x, y, width, height)
             view = picture_view(image, 32, region)
             for axis in (0, 1):
                 length = view.box[axis + 2]
@@ -163,9 +155,6 @@ def test_boxes_that_are_none(box: Box) -> None:
 def test_texts_that_are_no_box(text: str) -> None:
     with pytest.raises(FineSightError, match="x,y,width,height"):
         parse_box(text)
-
-
-def test_a_typed_box() -> None:
     assert parse_box("0.25,0.1,0.5,0.4") == (0.25, 0.1, 0.5, 0.4)
     assert parse_box(" 0, 0, 1, 1 ") == WHOLE
 

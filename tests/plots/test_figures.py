@@ -1,7 +1,5 @@
 """The charts, judged by their pixels."""
 
-import warnings
-
 import matplotlib
 import numpy as np
 import pytest
@@ -49,10 +47,9 @@ def test_order_of_writing_does_not_matter() -> None:
         [(i * 10**7, 1e12 + i) for i in range(5)],
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_odd_curves_are_drawn(points: list[tuple[float, float]]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pixels = decode(figures.curves({"loss": points}))
+    pixels = decode(figures.curves({"loss": points}))
     panel = pixels[pixels.shape[0] // 5 if len(points) < 3 else 0 :]  # a few points show below the last value, too
     assert count(panel, ACCENT) > 20
 
@@ -82,15 +79,12 @@ def test_bars_are_as_long_as_the_scores_and_the_best_is_marked() -> None:
     assert best / quiet == pytest.approx(4, rel=0.05)
 
 
+@pytest.mark.filterwarnings("error")
 def test_bars_without_a_value_or_a_table() -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        decode(
-            figures.score_bars([{"system": "a", "mAP": None}, {"system": "b", "mAP": np.float32(3)}, {"system": "c"}])
-        )
-        decode(figures.score_bars([{"system": "a", "mAP": 0.0, "text": "52 ± 3"}]))
-        blank = figures.score_bars([])
-        assert blank == figures.score_bars([{}]) == figures.score_bars([{"system": "a", "mAP": np.nan}])
+    decode(figures.score_bars([{"system": "a", "mAP": None}, {"system": "b", "mAP": np.float32(3)}, {"system": "c"}]))
+    decode(figures.score_bars([{"system": "a", "mAP": 0.0, "text": "52 ± 3"}]))
+    blank = figures.score_bars([])
+    assert blank == figures.score_bars([{}]) == figures.score_bars([{"system": "a", "mAP": np.nan}])
 
 
 # --- scores over K
@@ -176,10 +170,9 @@ def test_two_panels_are_twice_as_wide() -> None:
         ({k: [1.0] for k in (3, 5, 100)}, BASELINES),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_odd_curves_over_k_are_drawn(points: dict[int, list[float]], baselines: dict[str, list[float]]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        assert count(decode(k_curve(points, baselines, "rank-1 (%)")), INK) > 20
+    assert count(decode(k_curve(points, baselines, "rank-1 (%)")), INK) > 20
 
 
 def test_no_points_give_a_sentence() -> None:
@@ -192,12 +185,11 @@ def test_no_points_give_a_sentence() -> None:
 
 
 @pytest.mark.parametrize("name", ["$a_{", "\\frac", "鳥の名前", "line\nbreak", "\udcff.jpg", "x" * 500])
+@pytest.mark.filterwarnings("error")
 def test_any_name_can_be_drawn(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        decode(figures.curves({name: [(1, 2.0), (2, 3.0)]}))
-        decode(figures.score_bars([{"system": name, name: 50.0}]))
-        decode(k_curve(POINTS, {name: [41.0]}, name))
+    decode(figures.curves({name: [(1, 2.0), (2, 3.0)]}))
+    decode(figures.score_bars([{"system": name, name: 50.0}]))
+    decode(k_curve(POINTS, {name: [41.0]}, name))
 
 
 def test_the_users_matplotlib_settings_neither_leak_in_nor_change() -> None:

@@ -1,7 +1,5 @@
 """Sheets of tiles, judged by their pixels."""
 
-import warnings
-
 import numpy as np
 import pytest
 from matplotlib.colors import to_rgb
@@ -71,10 +69,9 @@ def test_blend_takes_the_color_out_of_the_image_so_that_only_heat_has_color() ->
         np.ones((1, 1)),
     ],
 )
+@pytest.mark.filterwarnings("error")
 def test_a_map_without_contrast_shows_the_plain_image_and_says_so(values: NDArray[np.float64]) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        pixels = decode(sheets.attention_overlays([flat(77)], [[values]], ["x"]))
+    pixels = decode(sheets.attention_overlays([flat(77)], [[values]], ["x"]))
     rows, columns = where(pixels, 77)
     assert columns.stop - columns.start > 1.8 * (rows.stop - rows.start)  # both tiles are plain
     tiles = pixels[rows, columns]
@@ -150,12 +147,11 @@ def test_rows_of_different_lengths_and_no_neighbors() -> None:
 
 
 @pytest.mark.parametrize("name", ["$a_{", "\\frac", "鳥の名前", "line\nbreak", "\udcff.jpg", "x" * 500])
+@pytest.mark.filterwarnings("error")
 def test_any_name_can_be_drawn(name: str) -> None:
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        found = RetrievalRow(flat(9), [flat(9)], [True], name, [name], [0.1])
-        plain = decode(sheets.retrieval_rows([RetrievalRow(flat(9), [flat(9)])]))
-        assert decode(sheets.retrieval_rows([found])).shape == plain.shape
+    found = RetrievalRow(flat(9), [flat(9)], [True], name, [name], [0.1])
+    plain = decode(sheets.retrieval_rows([RetrievalRow(flat(9), [flat(9)])]))
+    assert decode(sheets.retrieval_rows([found])).shape == plain.shape
 
 
 # --- projections
