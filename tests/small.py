@@ -27,6 +27,10 @@ SMALL: dict[str, Any] = {
 SIZES = {"hidden": 16, "dim": 8, "bottleneck": 4, "prototypes": 32}  # of heads, by what objectives call them
 
 
+def seeded(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
 def small_settings(method: str) -> dict[str, Any]:
     """Settings that make any method's heads small, and its local crops few."""
     objective = find_method(method).find_objective()

@@ -16,13 +16,10 @@ from finesight.data.views import ViewConfig, ViewParams, apply_views, sample_par
 from finesight.errors import FineSightError
 from finesight.methods.base import METHODS
 from finesight.training.config import build_config
+from small import seeded
 
 TV_JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
 OUR_JITTER = (color.adjust_brightness, color.adjust_contrast, color.adjust_saturation, color.adjust_hue)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def random_views(config: ViewConfig, canvas: Tensor, sizes: Tensor, generator: torch.Generator) -> Tensor:

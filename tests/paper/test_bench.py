@@ -203,19 +203,6 @@ def test_wrong_options_of_a_table(tmp_path: Path, options: tuple[str, ...], word
     assert list(tmp_path.iterdir()) == []
 
 
-def test_other_data_and_results_of_other_settings(birds: Path, done: Benchmark, results: Path) -> None:
-    refused(
-        bench("birds", "--data", birds, "--results", results / "new"),
-        "needs CUB_200_2011 in its official layout",
-        "lookalikes",
-    )
-    refused(bench("table1", "--data", birds), "The paper's tables are of CUB-200-2011", "lookalikes")
-    refused(
-        bench("table1", "--data", done.data, "--weights", "random", "--results", results),
-        "frozen-seed0.json has other settings",
-    )
-
-
 def test_a_profile_that_the_data_cannot_have_and_a_page_without_a_block(cub: Path, tmp_path: Path) -> None:
     options = ("birds", "--data", cub, "--weights", "random", "--runs", tmp_path / "r", "--results", tmp_path / "s")
     refused(bench(*options), "has 4 classes: it cannot be limited to 50")

@@ -30,21 +30,6 @@ def width(png: bytes) -> int:
     return Image.open(io.BytesIO(png)).width
 
 
-def copied(done: Benchmark, folder: Path) -> Benchmark:
-    shutil.copytree(done.runs.parent, folder, dirs_exist_ok=True)
-    return tiny.bench(done.data, folder, done.profile)
-
-
-@pytest.fixture
-def views(done: Benchmark) -> torch.Tensor:
-    encoder = Encoder.load(done.folder(Run("moco-v2", 0)).root)
-    return encoder.prepare([done.data / "images" / line.split()[1] for line in listed(done)[:3]])
-
-
-def listed(done: Benchmark) -> list[str]:
-    return (done.data / "images.txt").read_text().splitlines()
-
-
 def test_the_curve_has_all_k_and_the_baselines(done: Benchmark) -> None:
     results = done.store.read()
     rank1, mean_ap = (k_panel(done.profile, results, metric) for metric in ("rank-1", "mAP"))
@@ -78,10 +63,12 @@ def test_the_same_birds_evenly_over_the_classes() -> None:
 
 
 def test_the_attention_figure_loses_only_the_column_that_needs_a_checkpoint(done: Benchmark, tmp_path: Path) -> None:
-    job = copied(done, tmp_path)
+    shutil.copytree(done.runs.parent, tmp_path, dirs_exist_ok=True)
+    job = tiny.bench(done.data, tmp_path, done.profile)
     whole = attention_figure(job)
     assert whole is not None
-    assert whole == attention_figure(job), "nothing in it is drawn by lot"
+    moved = replace(job, weights=str(tmp_path / "gone.pth"))  # the weights of a run are in its checkpoint
+    assert whole == attention_figure(moved), "nothing in it is drawn by lot"
     shutil.rmtree(job.folder(Run("moco-v2", 0)).checkpoints)
     less = attention_figure(job)
     assert less is not None
@@ -90,19 +77,11 @@ def test_the_attention_figure_loses_only_the_column_that_needs_a_checkpoint(done
     assert attention_figure(job) is None
 
 
-def test_no_run_no_picture(done: Benchmark, tmp_path: Path) -> None:
-    assert attention_figure(replace(done, runs=tmp_path)) is None
-
-
-def test_the_figure_needs_no_weight_file(done: Benchmark, tmp_path: Path) -> None:
-    """Those of a run are in its checkpoint; the file may lie elsewhere by now."""
-    assert attention_figure(replace(done, weights=str(tmp_path / "gone.pth"))) == attention_figure(done)
-
-
-def test_gradcam_is_that_of_the_loss_at_the_last_step(done: Benchmark, views: torch.Tensor) -> None:
+def test_gradcam_is_that_of_the_loss_at_the_last_step(done: Benchmark) -> None:
     """By differentiating through the map itself, from the numbers in the checkpoint."""
     run = done.folder(Run("moco-v2", 0))
     encoder = Encoder.load(run.root)
+    views = encoder.prepare(sorted(done.data.glob("images/*/*.jpg"))[:3])
     found = loss_gradcam(run, encoder, views)
     assert found is not None
     state = torch.load(sorted(run.checkpoints.glob("*.pt"))[-1], weights_only=True)["module"]

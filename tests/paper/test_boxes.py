@@ -16,12 +16,9 @@ from finesight.data.views import ViewConfig, ViewParams, sample_params
 from finesight.paper.objects.boxes import NO_BOX, boxes_of, focused_corners, place_in_boxes
 from finesight.training.config import FocusConfig
 from reference import focus as reference
+from small import seeded
 
 EVERYTHING = (0.0, 0.0, 1.0, 1.0)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def uniform(*shape: int, seed: int = 0) -> Tensor:

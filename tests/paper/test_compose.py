@@ -21,12 +21,9 @@ from finesight.paper.objects.compose import (
     usable,
 )
 from reference import compose as reference
+from small import seeded
 
 SIDE = 24
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def close(found: Tensor, expected: Tensor | np.ndarray, atol: float = 2e-6) -> None:

@@ -62,26 +62,20 @@ def test_saved_activations_of_one_convolution_and_relu() -> None:
     assert module[0].weight.grad is not None
 
 
-def test_nothing_is_kept_without_gradient() -> None:
-    module = nn.Sequential(nn.Conv2d(3, 5, 3), nn.ReLU()).requires_grad_(False)
-    assert saved_bytes(module, lambda: module(torch.rand(1, 3, 8, 8)))[1] == 0
-
-
-def test_what_is_saved_twice_is_counted_once() -> None:
+def test_what_is_saved_twice_is_counted_once_and_nothing_is_without_gradient() -> None:
     module = nn.Linear(4, 4, bias=False)
     x = torch.rand(6, 4)
     assert saved_bytes(module, lambda: module(x) + module(x))[1] == 4 * 6 * 4
+    module.requires_grad_(False)
+    assert saved_bytes(module, lambda: module(x))[1] == 0
 
 
-def test_memory_grows_with_batch_and_resolution(cub: Path) -> None:
+def test_memory_grows_with_batch_and_resolution_and_freezing_spares_it(cub: Path) -> None:
     plain, batch, pixels = found(cub), found(cub, batch_size=16), found(cub, **{"views.resolution": 64})
     fixed = plain.memory - (batch.memory - plain.memory)  # all but the activations, as these double
     assert batch.memory > plain.memory
     assert pixels.memory - fixed == pytest.approx(4 * (plain.memory - fixed), rel=0.25)
-
-
-def test_freezing_spares_memory(cub: Path) -> None:
-    assert found(cub, **{"backbone.freeze": 3}).memory < found(cub).memory
+    assert found(cub, **{"backbone.freeze": 3}).memory < plain.memory
 
 
 def test_time_grows_with_epochs_and_work(cub: Path) -> None:
@@ -195,6 +189,8 @@ def test_memory_that_is_not_there_is_refused(tmp_path: Path) -> None:
     check_fits(need(memory=available / 2), tmp_path, RuntimeConfig(cache_dir=tmp_path))
     with pytest.raises(FineSightError, match=r"needs .* GiB of memory and .* GiB are free\. Nothing was started"):
         check_fits(need(memory=2 * available), tmp_path, RuntimeConfig(cache_dir=tmp_path))
+    with pytest.raises(FineSightError, match=r"of memory .*; it needs .* of disk"):
+        check_fits(need(memory=2.0**60, runs=2.0**60), tmp_path, RuntimeConfig(cache_dir=tmp_path))
 
 
 def test_disk_that_is_not_there_is_refused(tmp_path: Path) -> None:
@@ -217,8 +213,3 @@ def test_images_that_are_decoded_already_need_no_disk(tmp_path: Path) -> None:
     check_fits(need(cache=free * 0.9 + 2**30 * 0.9), tmp_path, runtime)
     with pytest.raises(FineSightError, match="of disk"):
         check_fits(need(cache=free * 1.1 + 2**30), tmp_path, runtime)
-
-
-def test_both_are_said_at_once(tmp_path: Path) -> None:
-    with pytest.raises(FineSightError, match=r"of memory .*; it needs .* of disk"):
-        check_fits(need(memory=2.0**60, runs=2.0**60), tmp_path, RuntimeConfig(cache_dir=tmp_path))

@@ -35,6 +35,7 @@ pytestmark = pytest.mark.slow
 RESOLUTION, BATCH, PER_EPOCH = 32, 8, 3
 IMAGES = np.sort(np.random.default_rng(0).permutation(48)[: BATCH * PER_EPOCH])  # the others are held out
 HIGH = {"focus.threshold": 0.6}  # on a map of 4×4 hardly a row is all below a tenth
+KEEP_TWO: dict[str, Any] = {"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1}
 ENERGY: dict[str, Any] = {"focus.source": "energy", "focus.every_n_epochs": 1, **HIGH}
 
 
@@ -219,7 +220,7 @@ def test_masks_of_the_rationale_become_maps_of_the_images(cache: DecodedCache) -
 
 
 def test_variances_of_the_projections_are_those_over_each_image(cache: DecodedCache) -> None:
-    module = module_of(**{"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1})
+    module = module_of(**KEEP_TWO)
     assert module.rationale is not None
     expected = np.zeros(6)
     for image in IMAGES:
@@ -233,15 +234,14 @@ def test_variances_of_the_projections_are_those_over_each_image(cache: DecodedCa
 
 
 def test_many_images_are_ranked_by_some_of_them(cache: DecodedCache) -> None:
-    module = module_of(**{"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1})
+    module = module_of(**KEEP_TWO)
     few = started(module, cache).variances(module, most=4)
     spread = IMAGES[[0, 8, 15, 23]]  # 23 / 3 = 7.67 apart
     torch.testing.assert_close(few, started(module, cache, spread).variances(module))
 
 
 def test_where_the_branch_pools_its_twin_keeps_the_same_projections(cache: DecodedCache) -> None:
-    settings = {"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1}
-    module = module_of("lcr-dual-pooling", **settings)
+    module = module_of("lcr-dual-pooling", **KEEP_TWO)
     after_an_epoch(module, cache)
     assert module.rationale is not None
     kept = module.rationale.branch.kept
@@ -254,8 +254,7 @@ def test_where_the_branch_pools_its_twin_keeps_the_same_projections(cache: Decod
 def test_a_look_leaves_everything_else_as_it_was(cache: DecodedCache, method: str, frozen: bool) -> None:
     """Statistics of norms, modes, gradients and whatever is drawn next."""
     settings = {"focus.source": "rationale", "focus.every_n_epochs": 1, "backbone.frozen_norm": frozen}
-    settings |= {"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1}
-    module = module_of(method, **settings)
+    module = module_of(method, **settings, **KEEP_TWO)
     module.train()
     norms = [m for m in module.modules() if isinstance(m, nn.modules.batchnorm._BatchNorm)]
     assert norms
@@ -349,11 +348,9 @@ def test_saliency_from_files_is_the_drawn_birds(birds: Path, cache: DecodedCache
         assert 0.02 < expected.mean() < 0.9
         top, left, bottom, right = (hook.boxes[place] * SIDE).tolist()
         inside = np.argwhere(expected > 0.5)
-        assert top <= inside[:, 0].min() + 1
-        assert left <= inside[:, 1].min() + 1
-        assert bottom >= inside[:, 0].max()
-        assert right >= inside[:, 1].max()
-        assert (bottom - top) * (right - left) < 3 * (np.ptp(inside[:, 0]) + 1) * (np.ptp(inside[:, 1]) + 1)
+        assert ((top, left) <= inside.min(0) + 1).all()
+        assert ((bottom, right) >= inside.max(0)).all()
+        assert (bottom - top) * (right - left) < 3 * (np.ptp(inside, axis=0) + 1).prod()
     assert len({one.numpy().tobytes() for one in hook.maps}) == len(IMAGES)
 
 
@@ -399,7 +396,7 @@ def looked(places: tuple[Path, Path], rank: int) -> dict[str, Tensor]:
         module = module_of(**{**ENERGY, "focus.source": source, "saliency.source": "rationale"})
         hook = after_an_epoch(module, cache)
         found |= {f"{source} boxes": hook.boxes, f"{source} maps": hook.maps}
-    odd = module_of(**ENERGY, **{"rationale.keep": "top", "rationale.keep_count": 2, "rationale.keep_from": 1})
+    odd = module_of(**ENERGY, **KEEP_TWO)
     odd.hook.boxes = odd.hook.boxes[:-1]
     hook = after_an_epoch(odd, cache, IMAGES[:-1])
     assert odd.rationale is not None

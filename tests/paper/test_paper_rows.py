@@ -1,7 +1,4 @@
-"""Every row of the paper's tables on drawn birds: estimated by real steps, and from nothing to a result.
-
-All from end to end take more than a minute: three unlike ones always do, the others where slow tests are run.
-"""
+"""Every row of the paper's tables on drawn birds: estimated by real steps, and from nothing to a result."""
 
 from __future__ import annotations
 
@@ -21,7 +18,6 @@ from small import small_settings
 
 pytestmark = pytest.mark.slow
 
-ALWAYS = ("supervised", "cvsa", "sam-ssl-bilinear")  # labels; objects and backgrounds; wide features by a branch
 ROWS = sorted({name for table in TABLES.values() for name in table.rows} - BIRD_ROWS.keys())
 
 
@@ -43,9 +39,7 @@ def test_a_row_is_estimated_by_real_steps(job: Benchmark, name: str) -> None:
     assert not job.folder(Run(name, 1)).root.exists()
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in ALWAYS else pytest.param(name, marks=pytest.mark.slow) for name in ROWS]
-)
+@pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_trained_and_scored(job: Benchmark, name: str) -> None:
     only = replace(job, rows={name: job.rows[name]})
     tiny.run(only)

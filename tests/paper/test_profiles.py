@@ -12,7 +12,7 @@ from finesight.paper.rows import BIRD_ROWS, PROJECTIONS, TRAININGS, Training
 from finesight.paper.selection import find_row
 from finesight.paper.store import ResultStore, settings_diff
 from finesight.paper.tables import TABLES
-from finesight.training.config import RuntimeConfig, TrainConfig
+from finesight.training.config import RuntimeConfig, TrainConfig, flat
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINED = ["moco-v2", "lcr", "lcr-paper"]
@@ -61,29 +61,35 @@ def test_probed_rows_exist_and_hold_what_the_claims_need(name: str) -> None:
 
 @pytest.mark.parametrize("name", PROFILES)
 def test_names_and_seeds(name: str) -> None:
+    seeds = PROFILES[name].seeds
     assert PROFILES[name].name == name
-    assert FROZEN_SEED in PROFILES[name].seeds, "else its frozen rows were never scored"
-    assert len(set(PROFILES[name].seeds)) == len(PROFILES[name].seeds)
-    assert len(PROFILES[name].seeds) >= 3 or name == "smoke", "one seed is chance"
+    assert FROZEN_SEED in seeds, "else its frozen rows were never scored"
+    assert len(set(seeds)) == len(seeds)
+    assert len(seeds) >= 3 or name == "smoke", "one seed is chance"
 
 
 @pytest.mark.parametrize("network", TRAINED)
 def test_the_paper_profile_is_what_the_paper_says(network: str) -> None:
     found = config("paper", network)
-    assert found.backbone.name == "resnet50"
-    assert found.views.resolution == found.encoder_resolution == 224
-    assert found.epochs == 100
-    assert found.batch_size == 128
-    assert found.objective.queue == 65536
-    assert found.objective.momentum == 0.999
-    assert found.objective.temperature == 0.2
-    assert found.optim.lr == 0.03
-    assert found.optim.momentum == 0.9
-    assert found.optim.weight_decay == 1e-4
-    assert found.backbone.freeze == 0
-    assert not found.backbone.frozen_norm
-    assert found.limit_classes is None
-    assert found.limit_images is None
+    assert found.encoder_resolution == 224
+    expected = {
+        "backbone.name": "resnet50",
+        "backbone.freeze": 0,
+        "backbone.frozen_norm": False,
+        "views.resolution": 224,
+        "epochs": 100,
+        "batch_size": 128,
+        "objective.queue": 65536,
+        "objective.momentum": 0.999,
+        "objective.temperature": 0.2,
+        "optim.lr": 0.03,
+        "optim.momentum": 0.9,
+        "optim.weight_decay": 1e-4,
+        "limit_classes": None,
+        "limit_images": None,
+    }
+    settings = flat(found)
+    assert {key: settings[key] for key in expected} == expected
 
 
 # --- the other systems of the paper's tables --------------------------------------------------------------------------

@@ -31,6 +31,7 @@ from finesight.paper.released import rate_at, train_probes, view_config
 from finesight.training.checkpoints import load_checkpoint
 from processes import Command, command, refused, succeeded
 from reference.released import steps
+from small import seeded
 
 pytestmark = pytest.mark.slow
 
@@ -113,10 +114,6 @@ def test_steps_are_those_of_plain_sgd(task: ProbeTask, tmp_path: Path) -> None:
         test /= np.linalg.norm(test, axis=1, keepdims=True)
         right = (test @ weight.T + bias).argmax(axis=1) == task.labels(task.test)
         assert found[str(percent)]["top1"] == pytest.approx(100 * right.mean())
-
-
-def seeded(seed: int) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def test_views_are_crops_and_flips(encoder: Encoder) -> None:

@@ -175,10 +175,9 @@ def test_any_size_and_number(size: tuple[int, int], count: int) -> None:
     assert torch.equal(images, before)
 
 
-@pytest.mark.parametrize("extreme", [(0.0, 1.0), (0.0, 1e-6), (0.999999, 1.0)])
-def test_never_nan(extreme: tuple[float, float]) -> None:
+@pytest.mark.parametrize(("low", "high"), [(0.0, 1.0), (0.0, 1e-6), (0.999999, 1.0)])
+def test_never_nan(low: float, high: float) -> None:
     for density in (0.001, 0.1, 0.5, 0.999):
-        low, high = extreme
         images = torch.where(random_images(4, 1, 64, 64) < density, high, low).expand(4, 3, 64, 64)
         assert saliency_maps(images).isfinite().all()
 
@@ -257,8 +256,8 @@ def test_maps_of_the_cached_images(find, opened, computed: Counting) -> None:
     assert computed.counts == [5]
     cache = opened()
     for i in range(5):
-        square = np.asarray(Image.fromarray(cache.image(i)).resize((SIDE, SIDE), Image.Resampling.BILINEAR))
-        expected = saliency_maps(torch.from_numpy(square.transpose(2, 0, 1) / np.float32(255))[None])[0]
+        square = as_square(cache.image(i)).transpose(2, 0, 1) / np.float32(255)
+        expected = saliency_maps(torch.from_numpy(square)[None])[0]
         np.testing.assert_allclose(found[i], expected.numpy() * 255, atol=0.51)
 
 
@@ -299,41 +298,38 @@ def test_many_shards_and_an_interruption_that_keeps_what_was_done(find, computed
     np.testing.assert_allclose(find().astype(int), pieces, atol=1)
 
 
-def damage(file: Path, how: str) -> None:
-    data = file.read_bytes()
-    with np.load(file) as shard:
-        keys, maps = shard["keys"], shard["maps"]
-    if how == "cut":
-        file.write_bytes(data[: len(data) // 2])
-    elif how == "empty":
-        file.write_bytes(b"")
-    elif how == "text":
-        file.write_text("no archive at all")
-    elif how == "bit":
-        middle = len(data) // 2
-        file.write_bytes(data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :])
-    elif how == "other names":
-        np.savez(file, other=keys)
-    elif how == "other size":
-        np.savez(file, keys=keys, maps=maps[:, :5])
-    elif how == "other type":
-        np.savez(file, keys=keys, maps=maps.astype(np.float32))
-    elif how == "too few":
-        np.savez(file, keys=keys, maps=maps[1:])
-    elif how == "one array":
-        with open(file, "wb") as stream:
-            np.save(stream, maps)
+def one_bit_changed(data: bytes) -> bytes:
+    middle = len(data) // 2
+    return data[:middle] + bytes([data[middle] ^ 1]) + data[middle + 1 :]
 
 
-@pytest.mark.parametrize(
-    "how", ["cut", "empty", "text", "bit", "other names", "other size", "other type", "too few", "one array"]
-)
+def one_array(file: Path, maps: np.ndarray) -> None:
+    with open(file, "wb") as stream:
+        np.save(stream, maps)
+
+
+DAMAGE: dict[str, Callable[[Path, np.ndarray, np.ndarray], object]] = {
+    "cut": lambda file, keys, maps: file.write_bytes(file.read_bytes()[: file.stat().st_size // 2]),
+    "empty": lambda file, keys, maps: file.write_bytes(b""),
+    "text": lambda file, keys, maps: file.write_text("no archive at all"),
+    "bit": lambda file, keys, maps: file.write_bytes(one_bit_changed(file.read_bytes())),
+    "other names": lambda file, keys, maps: np.savez(file, other=keys),
+    "other size": lambda file, keys, maps: np.savez(file, keys=keys, maps=maps[:, :5]),
+    "other type": lambda file, keys, maps: np.savez(file, keys=keys, maps=maps.astype(np.float32)),
+    "too few": lambda file, keys, maps: np.savez(file, keys=keys, maps=maps[1:]),
+    "one array": lambda file, keys, maps: one_array(file, maps),
+}
+
+
+@pytest.mark.parametrize("how", DAMAGE)
 def test_a_damaged_shard_is_computed_again(find, picture, computed: Counting, tmp_path: Path, how: str) -> None:
     find()
     (broken,) = shards(tmp_path)
     picture("images/9.png", seed=51)
     before = find()
-    damage(broken, how)
+    with np.load(broken) as shard:
+        keys, maps = shard["keys"], shard["maps"]
+    DAMAGE[how](broken, keys, maps)
     np.testing.assert_array_equal(find(), before)
     np.testing.assert_array_equal(find(), before)
     assert computed.counts == [5, 1, 5]
@@ -403,12 +399,8 @@ def write_masks(folder: Path, source: ImageSource, suffix: str = ".png", zoom: i
         save((folder / path.removeprefix(strip)).with_suffix(suffix), blob(*size, zoom))
 
 
-def squares(cache: DecodedCache) -> np.ndarray:
-    """The images themselves, gray: what their masks must look like here."""
-    pictures = [
-        Image.fromarray(cache.image(i)).resize((SIDE, SIDE), Image.Resampling.BILINEAR) for i in range(len(cache))
-    ]
-    return np.stack([np.asarray(picture).mean(2) for picture in pictures])
+def as_square(pixels: np.ndarray, resample: Image.Resampling = Image.Resampling.BILINEAR) -> np.ndarray:
+    return np.asarray(Image.fromarray(pixels).resize((SIDE, SIDE), resample))
 
 
 @pytest.mark.parametrize("strip", ["images/", ""])
@@ -420,7 +412,8 @@ def test_a_folder_of_masks(birds_like_cub, opened, tmp_path: Path, strip: str, s
     found = read_masks(cache, tmp_path / "masks")
     assert found.shape == (4, SIDE, SIDE)
     assert found.dtype == np.uint8
-    difference = np.abs(found.astype(float) - squares(cache))
+    images = np.stack([as_square(cache.image(i)).mean(2) for i in range(len(cache))])  # gray, as their masks
+    difference = np.abs(found.astype(float) - images)
     assert difference.mean() < 2.5
     assert difference.max() < 40
     assert ((found > 60) & (found < 200)).mean() > 0.01
@@ -486,9 +479,8 @@ def test_the_sources_own_masks(birds: Path, opened) -> None:
     found = read_masks(cache, None)
     assert found.shape == (len(cache), SIDE, SIDE)
     for i in range(0, len(cache), 7):
-        mask = Image.fromarray(cache.mask(i)).resize((SIDE, SIDE), Image.Resampling.NEAREST)
-        both, either = (np.asarray(mask) & (found[i] > 127)).sum(), (np.asarray(mask) | (found[i] > 127)).sum()
-        assert both / either > 0.85
+        mask = as_square(cache.mask(i), Image.Resampling.NEAREST)
+        assert (mask & (found[i] > 127)).sum() / (mask | (found[i] > 127)).sum() > 0.85
     same = read_masks(cache, birds / "masks")  # the drawn masks also mirror their images
     np.testing.assert_array_equal(same, found)
 
@@ -524,14 +516,11 @@ def test_missing_masks_of_a_folder_are_counted(birds_like_cub, opened, tmp_path:
     )
 
 
-def test_no_folder_of_masks(opened, tmp_path: Path) -> None:
-    with pytest.raises(FineSightError, match="nowhere is not a folder; name the folder that holds the masks"):
-        read_masks(opened(), tmp_path / "nowhere")
-
-
-def test_a_forbidden_folder_of_masks(birds_like_cub, opened, tmp_path: Path, monkeypatch) -> None:
-    write_masks(tmp_path / "masks", birds_like_cub)
+def test_a_missing_or_forbidden_folder_of_masks(birds_like_cub, opened, tmp_path: Path, monkeypatch) -> None:
     cache = opened(birds_like_cub)
+    with pytest.raises(FineSightError, match="masks is not a folder; name the folder that holds the masks"):
+        read_masks(cache, tmp_path / "masks")
+    write_masks(tmp_path / "masks", birds_like_cub)
 
     def denied(path: Path) -> None:
         raise PermissionError(13, "Permission denied", str(path))
@@ -561,8 +550,7 @@ def test_a_damaged_mask_is_named(birds_like_cub, opened, tmp_path: Path, content
 
 def object_squares(cache: DecodedCache) -> np.ndarray:
     """(N, SIDE, SIDE): the annotated mask or box, where the detector is to be right."""
-    masks = [Image.fromarray(cache.mask(i)).resize((SIDE, SIDE), Image.Resampling.NEAREST) for i in range(len(cache))]
-    return np.stack([np.asarray(mask) for mask in masks])
+    return np.stack([as_square(cache.mask(i), Image.Resampling.NEAREST) for i in range(len(cache))])
 
 
 def ratio_and_auc(maps: np.ndarray, objects: np.ndarray) -> tuple[float, float]:

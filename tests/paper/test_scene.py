@@ -19,7 +19,7 @@ from finesight.paper.objects.compose import BACKDROP, GRAY, PasteParams, crop_ma
 from finesight.paper.objects.scene import Backdrop, Scene
 from finesight.training.batches import Batches
 from finesight.training.hooks import TrainingHook
-from small import small_module
+from small import seeded, small_module
 
 SIDE = 24  # of the maps
 PLAIN: dict[str, Any] = {"jitter": 0.0, "gray": 0.0, "blur": 0.0, "mean": (0, 0, 0), "std": (1, 1, 1)}
@@ -27,10 +27,6 @@ PLAIN: dict[str, Any] = {"jitter": 0.0, "gray": 0.0, "blur": 0.0, "mean": (0, 0,
 
 def focus(boxes: Tensor | None, beta: float) -> PlaceCrops | None:
     return None if boxes is None else partial(place_in_boxes, boxes=boxes, beta=beta)
-
-
-def seeded(seed: int = 0) -> torch.Generator:
-    return torch.Generator().manual_seed(seed)
 
 
 def noise(count: int, seed: int = 0, side: int = 40) -> tuple[Tensor, Tensor]:
