@@ -35,9 +35,7 @@ def run(*args: str | Path) -> str:
     return result.stdout
 
 
-def groups(
-    count: int, each: int, spread: float = 0.05, seed: int = 0, dimension: int = 24
-) -> tuple[np.ndarray, list[int]]:
+def groups(count: int, each: int, spread: float = 0.05, dimension: int = 24) -> tuple[np.ndarray, list[int]]:
     """Unit vectors close around ``count`` directions, mixed. -> vectors, which direction"""
     random = np.random.default_rng(0)
     centers = np.linalg.qr(random.standard_normal((dimension, dimension)))[0][:count]
