@@ -128,10 +128,7 @@ def open_ablation(
 ) -> AblationExperiment:
     """Return an ablation that can run; the built-in birds are drawn last.
 
-    Raises
-    ------
-    FineSightError
-        If options, settings or data do not allow it, or ``out`` holds results of other settings.
+    Raises a ``FineSightError`` if options, settings or data do not allow it, or ``out`` holds other results.
     """
     _check_options(name, out, seeds, given or {})
     source = None if data == LOOKALIKES else open_source(data)
@@ -151,7 +148,12 @@ def open_ablation(
         labeled=source is None or (source.labels is not None and bool((source.labels >= 0).any())),
         objects=source is None or has_objects(source),
     )
-    experiment = _adapt(experiment)
+    if experiment.ablation.keep_share is not None:
+        experiment = _with_keep_from(experiment, experiment.ablation.keep_share)
+    if experiment.ablation is K_SWEEP and not _one_training_has_every_k(experiment):
+        experiment = replace(experiment, ablation=K_SWEEP_APART)
+    for training in experiment.ablation.trainings:
+        experiment.config(training, experiment.seeds[0])  # refuses settings that are wrong
     experiment.missing(experiment.seeds)  # refuses results of other settings
     if source is None:
         console.print(f"The built-in look-alike birds are drawn into {experiment.data}, unless they are there.")
@@ -179,17 +181,6 @@ def select_profile(name: str | None, *, drawn: bool) -> Profile:
         free = {key: value for key, value in plain.settings.items() if key != "objective.queue"}  # that of 50 classes
         return plain.model_copy(update={"name": "cpu-50 with all classes", "classes": None, "settings": free})
     return find_profile(name or DRAWN.name, {DRAWN.name: DRAWN, **PROFILES})
-
-
-def _adapt(experiment: AblationExperiment) -> AblationExperiment:
-    """Return the ablation as this training and data can have it; build every configuration once to find errors."""
-    if experiment.ablation.keep_share is not None:
-        experiment = _with_keep_from(experiment, experiment.ablation.keep_share)
-    if experiment.ablation is K_SWEEP and not _one_training_has_every_k(experiment):
-        experiment = replace(experiment, ablation=K_SWEEP_APART)
-    for training in experiment.ablation.trainings:
-        experiment.config(training, experiment.seeds[0])
-    return experiment
 
 
 def _one_training_has_every_k(experiment: AblationExperiment) -> bool:

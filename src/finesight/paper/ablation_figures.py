@@ -22,7 +22,7 @@ from finesight.paper.ablations import KEEP_ALL
 from finesight.plots.style import ACCENT, FAINT, INK, QUIET, blank, drawn, short
 from finesight.plots.tiles import Picture, blend
 from finesight.report.run_report import PICTURES
-from finesight.training.config import RuntimeConfig, TrainConfig
+from finesight.training.config import RuntimeConfig
 
 if TYPE_CHECKING:
     from finesight.paper.ablation import AblationExperiment
@@ -60,9 +60,12 @@ class Panel:
 def draw_ablation(experiment: AblationExperiment, results: Results, rows: Sequence[Mapping[str, Any]]) -> Figure:
     """Draw the scores of an ablation; without labels, the metrics of its trainings."""
     ablation, metrics = experiment.ablation, SCORED if experiment.labeled else UNSCORED
-    title, note = f"{ablation.title}\n{describe_data(experiment)}", _describe_seeds(experiment.seeds)
+    title, seeds = f"{ablation.title}\n{describe_data(experiment)}", experiment.seeds
+    note = f"mean and range over {len(seeds)} seeds" if len(seeds) > 1 else f"one seed ({seeds[0]})"
     if ablation.figure == "epochs":
-        mark = _keep_from(experiment.config(KEEP_ALL, experiment.seeds[0]))
+        rationale = experiment.config(KEEP_ALL, seeds[0]).rationale
+        assert rationale is not None
+        mark = rationale.keep_from, f"{rationale.keep_count} of {rationale.projections} are kept"
         return draw_lines(title, "epoch", epoch_panels(experiment, results), note, mark=mark)
     if ablation.figure == "bars":
         values = {LABELS[metric]: _by(rows, "row", metric) for metric in metrics}
@@ -78,10 +81,6 @@ def describe_data(experiment: AblationExperiment) -> str:
     classes = f", {len(np.unique(source.labels[source.labels >= 0]))} classes" if source.labels is not None else ""
     epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
     return f"{name}{classes}, {config.backbone.name} at {config.encoder_resolution} px, {epochs}"
-
-
-def _describe_seeds(seeds: Sequence[int]) -> str:
-    return f"mean and range over {len(seeds)} seeds" if len(seeds) > 1 else f"one seed ({seeds[0]})"
 
 
 def _by(rows: Sequence[Mapping[str, Any]], key: str, metric: str) -> dict[Any, list[float]]:
@@ -114,11 +113,6 @@ def epoch_panels(experiment: AblationExperiment, results: Results) -> list[Panel
                 own.setdefault(label, {}).setdefault(epoch, []).append(value)
         panels.append(Panel(LABELS[metric], own, {}))
     return panels
-
-
-def _keep_from(config: TrainConfig) -> tuple[float, str]:
-    assert config.rationale is not None
-    return config.rationale.keep_from, f"{config.rationale.keep_count} of {config.rationale.projections} are kept"
 
 
 # --- charts -----------------------------------------------------------------------------------------------------------

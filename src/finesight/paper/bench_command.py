@@ -32,11 +32,6 @@ DryRun = Annotated[bool, typer.Option("--dry-run", help="Check, print the estima
 Devices = Annotated[int, typer.Option(min=1, help="GPUs or processes to train with.")]
 
 
-@bench_app.callback()
-def _root() -> None:
-    """The tables of the docs, and the paper's tables and ablations."""
-
-
 @bench_app.command()
 def birds(
     profile: ProfileName = "cpu-50",

@@ -62,11 +62,7 @@ def recognize_datasets(data: Sequence[str]) -> dict[str, Path]:
             raise FineSightError(f"The paper's tables are of {names}; --data {text} is {source.describe()}")
         if source.kind in folders:
             raise FineSightError(f"--data gives {DATASETS[source.kind].name} twice: {folders[source.kind]} and {text}.")
-        folders[source.kind] = _folder(text, source)
+        named, plain = split_named_path(text)
+        recognized = named is not None and open_source(plain).kind == source.kind  # commands are shorter without cars:
+        folders[source.kind] = Path(plain if recognized else text)
     return folders
-
-
-def _folder(text: str, source: ImageSource) -> Path:
-    """Return ``cars:FOLDER`` without its kind where the folder is recognized alone: commands are shorter."""
-    named, plain = split_named_path(text)
-    return Path(plain if named is not None and open_source(plain).kind == source.kind else text)

@@ -86,10 +86,7 @@ class Experiment(ABC):
     def missing(self, seeds: Sequence[int]) -> Plan:
         """Return every result that is not stored yet, by the run that gives it.
 
-        Raises
-        ------
-        FineSightError
-            If a stored result is damaged, or was made with other settings than these, or a run was.
+        Raises a ``FineSightError`` if a stored result is damaged, or it or a run was made with other settings.
         """
         stored, plan = self.store.read(), Plan()
         for seed in seeds:

@@ -71,12 +71,13 @@ class Footnote:
 
     def words(self) -> str:
         facts = self.facts
+        seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
         share = f"all {self.classes}" if self.classes == self.of_classes else f"{self.classes} of {self.of_classes}"
         parts = [
             f"profile {self.profile}, {share} classes ({self.train_images:,} train, {self.test_images:,} test images)",
             _training(facts) if self.trained else f"nothing trained, tested at {facts['test_resolution']} px",
             f"weights {self.weights}",
-            _seeds(self.seeds) if self.trained else "no seed",
+            seeds if self.trained else "no seed",
             f"commit {', '.join(text[:COMMIT] + text[40:] for text in self.commits)}" if self.commits else "",
             " to ".join(dict.fromkeys([*self.dates[:1], *self.dates[-1:]])),
             *self.machines,
@@ -116,10 +117,6 @@ def _footnote(dataset: PaperDataset, name: str, result: Mapping[str, Any]) -> Fo
         dates=tuple(filter(None, [result.get("date")])),
         machines=tuple(filter(None, [result.get("machine")])),
     )
-
-
-def _seeds(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"
 
 
 def _training(facts: Mapping[str, Any]) -> str:

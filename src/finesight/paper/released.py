@@ -67,15 +67,8 @@ def train_probes(task: ProbeTask, protocol: ReleasedProtocol) -> dict[str, Probe
     """Train a probe for each label fraction; return the scores after the last epoch and the best on test, by percent.
 
     What has been learned is kept in a folder below ``protocol.state``, every minute and after every epoch; the same
-    task goes on from there, and one that has ended gives its result at once.
-
-    Raises
-    ------
-    FineSightError
-        If the pooling needs object boxes, which random views do not have, if train has fewer than two classes, or if
-        the state cannot be kept.
-    Interrupted
-        If the user stops it; the message says how to continue.
+    task goes on from there. Raises ``Interrupted`` if the user stops it, and a ``FineSightError`` if the pooling needs
+    object boxes, train has fewer than two classes or the state cannot be kept.
     """
     if find_pooling(task.pooling).needs_objects:
         raise FineSightError(f"Pooling {task.pooling!r} is a control and has no random views: leave out the probe.")
@@ -268,7 +261,6 @@ def _state_folder(task: ProbeTask, protocol: ReleasedProtocol) -> Iterator[Path 
         yield None
         return
     folder = protocol.state / f"probe-{_fingerprint(task, protocol)}"
-
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:

@@ -10,13 +10,7 @@ from finesight.paper.rows import BIRD_ROWS, TRAININGS, Row
 
 
 def find_row(name: str) -> Row:
-    """Return a row of the birds, or the row of a registered method under its own pooling.
-
-    Raises
-    ------
-    FineSightError
-        If there is neither; the message suggests the nearest names.
-    """
+    """Return a row of the birds or of a registered method by its own pooling; raise a ``FineSightError`` if neither."""
     if name in BIRD_ROWS:
         return BIRD_ROWS[name]
     method = METHODS.get(_method(name))
@@ -31,13 +25,7 @@ def is_frozen(training: str) -> bool:
 
 
 def select_rows(names: Sequence[str], table: Sequence[str] = tuple(BIRD_ROWS)) -> dict[str, Row]:
-    """Return the rows of ``names`` in the order of ``table``, then those of other methods; all of ``table`` by default.
-
-    Raises
-    ------
-    FineSightError
-        If a name is neither a row nor a registered method.
-    """
+    """Return the rows of ``names`` in the order of ``table``, then those of other methods; by default all."""
     chosen = [name for name in table if not names or name in names] + [name for name in names if name not in table]
     return {name: find_row(name) for name in dict.fromkeys(chosen)}
 

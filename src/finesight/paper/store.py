@@ -57,13 +57,7 @@ class ResultStore:
         write_atomic(self.file(name, seed), (json.dumps(result, indent=2) + "\n").encode())
 
     def read(self) -> Results:
-        """Return every result in the folder.
-
-        Raises
-        ------
-        FineSightError
-            If a file cannot be read, lacks a key or has the name of another result.
-        """
+        """Return every result; raise a ``FineSightError`` if a file is damaged, lacks a key or has another's name."""
         results: Results = {}
         for file in sorted(self.folder.glob("*-seed*.json")):
             result = read_json(file)

@@ -97,17 +97,15 @@ class ObjectsHook(TrainingHook):
     # --- batches and views --------------------------------------------------------------------------------
 
     def extra(self, batches: Batches, step: int, joined: NDArray[np.int64]) -> ObjectData:
-        images = np.searchsorted(batches.images, joined)
-        backdrop = self._backdrop(batches, step, images) if self.config.views.pastes else None
-        return ObjectData(torch.from_numpy(images), backdrop)
-
-    def _backdrop(self, batches: Batches, step: int, images: NDArray[np.int64]) -> Backdrop:
-        """Choose another image for every image of a step, never itself."""
-        count = len(batches.images)
+        """Return the positions of the images and, where objects are pasted, another image for each, never itself."""
+        images, count = np.searchsorted(batches.images, joined), len(batches.images)
+        if not self.config.views.pastes:
+            return ObjectData(torch.from_numpy(images))
         others = (images + np.random.default_rng([batches.seed, step, 3]).integers(1, count, len(images))) % count
         chosen = batches.images[others]
         canvas, _ = batches.cache.batch(chosen[batches.share])
-        return Backdrop(canvas, torch.from_numpy(batches.sizes[chosen]), torch.from_numpy(others))
+        backdrop = Backdrop(canvas, torch.from_numpy(batches.sizes[chosen]), torch.from_numpy(others))
+        return ObjectData(torch.from_numpy(images), backdrop)
 
     def to_device(self, extra: ObjectData, device: torch.device) -> ObjectData:
         if extra.backdrop is None:

@@ -85,27 +85,23 @@ def sample_paste(
 
     All is drawn for every row, so neither the probability nor the weights shift what is drawn afterwards.
     """
-    count, edges = len(backdrop_crop), _edges(kinds)
+    if len(kinds) != 3 or not all(math.isfinite(kind) and kind >= 0 for kind in kinds) or not any(kinds):
+        raise ValueError(f"the kinds of background need three weights, none negative and not all zero, got {kinds}")
+    first, second, total = accumulate(kinds)
+    edges = torch.tensor([first / total, second / total], dtype=torch.float64)  # where the next kind begins in [0, 1)
+    count = len(backdrop_crop)
 
     def uniform(*shape: int) -> Tensor:
         return torch.rand(count, *shape, generator=generator, dtype=torch.float64)
 
     return PasteParams(
         paste=uniform() < probability,
-        kind=torch.bucketize(uniform(), torch.tensor(edges, dtype=torch.float64), right=True),
+        kind=torch.bucketize(uniform(), edges, right=True),
         level=uniform().float(),
         noise=uniform(3, _NOISE, _NOISE).float(),
         crop=backdrop_crop.cpu(),
         flip=backdrop_flip.cpu(),
     )
-
-
-def _edges(kinds: Sequence[float]) -> list[float]:
-    """Return where one kind ends and the next begins in [0, 1)."""
-    if len(kinds) != 3 or not all(math.isfinite(kind) and kind >= 0 for kind in kinds) or not any(kinds):
-        raise ValueError(f"the kinds of background need three weights, none negative and not all zero, got {kinds}")
-    first, second, total = accumulate(kinds)
-    return [first / total, second / total]
 
 
 def usable(alpha: Tensor, least: float = 0.02, most: float = 0.9) -> Tensor:
