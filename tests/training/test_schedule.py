@@ -28,14 +28,6 @@ def test_every_step_of_a_run_against_the_listed_rates(
     assert factors == pytest.approx(rates(per_epoch, epochs, warmup, every, floor), rel=1e-9, abs=1e-12)
 
 
-def test_once_an_epoch_as_in_moco() -> None:
-    """lr · ½(1 + cos(π · epoch / epochs)), the same for all steps of an epoch."""
-    for epoch in range(100):
-        expected = 0.5 * (1.0 + math.cos(math.pi * epoch / 100))
-        for step in (46 * epoch, 46 * epoch + 45):
-            assert cosine_factor(step, 46, 100) == pytest.approx(expected, rel=1e-12)
-
-
 def test_begins_full_and_falls_towards_zero() -> None:
     by_step = [cosine_factor(step, 10, 5, every="step") for step in range(50)]
     assert by_step[0] == 1
@@ -77,7 +69,3 @@ def test_ends_at_the_floor_and_begins_and_warms_up_as_without(every: str) -> Non
     assert high[80:] == pytest.approx([0.2] * 10)
     assert min(high[15:]) == pytest.approx(0.2)
     assert all(a == pytest.approx(0.2 + 0.8 * b) for a, b in zip(high[15:], low[15:], strict=True))
-
-
-def test_a_floor_of_one_never_falls() -> None:
-    assert [cosine_factor(step, 4, 3, every="step", min_ratio=1.0) for step in range(12)] == [1.0] * 12
