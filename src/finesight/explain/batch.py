@@ -189,9 +189,8 @@ def _write_overlays(
         words += [images.words(index) for index, kept in zip(indices, keep, strict=True) if kept]
         for i, index in enumerate(indices):
             own = {name: listed[i] for name, listed in files.items()}
-            explained.append(
-                {"path": str(images.files[index]), "class": images.classes[index] or None, "overlays": own}
-            )
+            facts = {"path": str(images.files[index]), "class": images.classes[index] or None}
+            explained.append({**facts, "overlays": own})
     if not explained:
         path, reason = skipped[-1]
         raise FineSightError(f"None of the {len(images):,} images can be read, {path} for one: {reason}.")

@@ -143,8 +143,6 @@ def cell_parts(phi: Doubles, weights: Doubles, *, gem: bool) -> Doubles:
 
 def _decompose_projections(query: FeatureParts, hit: FeatureParts, pooling: Pooling) -> Similarity:
     """Take a score apart where each projection makes its own block of the feature: the block's product is its share."""
-    assert query.responses is not None
-    assert hit.responses is not None
     blocks, others = _blocks(query), _blocks(hit)  # (K, C)
     length = _length(blocks, others)
     query_maps, hit_maps = _block_maps(query, others) / length, _block_maps(hit, blocks) / length  # (K, H, W)

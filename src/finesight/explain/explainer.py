@@ -179,13 +179,17 @@ class Explainer:
         """
         views = self.encoder.prepare(images)
         gradcam = self._gradcam(views)
-        phi = self._phi(views)
+        encoder, branch = self.encoder, self.encoder.branch
+        size = 1 if encoder.device.type == "cpu" else len(views)  # as in ``Encoder.encode``
         with torch.no_grad():
-            output = self.encoder.pool(phi, ())
-            responses, winning = self._projections(phi)
+            parts = [encoder.backbone(part.to(encoder.device)).float() for part in torch.split(views, size)]
+            phi = torch.cat(parts)
+            output = encoder.pool(phi, ())
+            responses = None if branch is None else branch.responses(phi)
+            winning = None if branch is None or responses is None else winners(branch, responses)
         return Explanation(
             list(names) if names is not None else _names(images, len(views)),
-            np.stack([pixels(self.encoder, view.cpu()) for view in views]),
+            np.stack([pixels(encoder, view.cpu()) for view in views]),
             output.attention.float().cpu().numpy(),
             output.masks["energy"].float().cpu().numpy(),
             None if gradcam is None else gradcam.float().numpy(),
@@ -202,20 +206,6 @@ class Explainer:
         except NoGradCAM as reason:  # one image, and a loss that needs two
             self.no_gradcam = str(reason)
             return None
-
-    @torch.no_grad()
-    def _phi(self, views: Tensor) -> Tensor:
-        """Return φ, one image at a time on the CPU as in ``Encoder.encode``."""
-        size = 1 if self.encoder.device.type == "cpu" else len(views)
-        parts = [self.encoder.backbone(part.to(self.encoder.device)).float() for part in torch.split(views, size)]
-        return torch.cat(parts)
-
-    def _projections(self, phi: Tensor) -> tuple[Tensor | None, Tensor | None]:
-        branch = self.encoder.branch
-        if branch is None:
-            return None, None
-        responses = branch.responses(phi)
-        return responses, winners(branch, responses)
 
 
 def _names(images: ImageLike | Tensor | Sequence[ImageLike], count: int) -> list[str]:

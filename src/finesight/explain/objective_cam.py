@@ -97,12 +97,7 @@ def restore_module(run: RunFolder, encoder: Encoder) -> TrainingModule:
     """Return the run's training as its last checkpoint has it, in evaluation mode.
 
     Neither the dataset nor a weight file is needed: sizes that depended on the data are read off the state, and the
-    backbone's settings are the encoder's.
-
-    Raises
-    ------
-    NoGradCAM
-        If the run was not trained or has no checkpoint that can be loaded.
+    backbone's settings are the encoder's. ``NoGradCAM`` says why a run has nothing to restore.
     """
     state = _state(run)
     config = run.config().model_copy(update={"backbone": encoder.config.backbone})

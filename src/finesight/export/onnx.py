@@ -51,12 +51,7 @@ class Exported:
 
 
 def export_onnx(
-    run: str | Path,
-    out: str | Path,
-    *,
-    responses: bool = False,
-    tolerance: float = TOLERANCE,
-    progress: bool = True,
+    run: str | Path, out: str | Path, *, responses: bool = False, tolerance: float = TOLERANCE, progress: bool = True
 ) -> Exported:
     """Write the encoder of a finished run as ``out``.
 
@@ -112,7 +107,13 @@ def write_model(out: Path, model: Any) -> Iterator[Path]:
 
 def trace(encoder: Encoder, *, responses: bool = False) -> Any:
     """Return the graph as an onnx ``ModelProto``, for any batch and any size; φ is a value of it named ``phi``."""
-    _refuse_same_padding(encoder)
+    name = encoder.config.backbone.name
+    # padding that every layer works out anew from the size keeps the exporter busy for hours
+    if any(isinstance(module, Conv2dSame) for module in encoder.backbone.modules()):
+        raise FineSightError(
+            f"'{name}' cannot be exported to ONNX: it pads as TensorFlow does. "
+            "timm mostly has the same network with plain padding, without 'tf_' in its name."
+        )
     graph = Graph(encoder, responses=responses)
     side = encoder.config.resolution
     height, width = side, side + encoder.backbone.stride  # other than each other, or they would be taken for the same
@@ -132,20 +133,9 @@ def trace(encoder: Encoder, *, responses: bool = False) -> Any:
                 verbose=False,
             )
     except Exception as error:  # the exporter's own errors, and whatever a model's code raises when traced
-        name = encoder.config.backbone.name
         raise FineSightError(f"'{name}' cannot be exported to ONNX: {first_line(error)}") from error
     assert program is not None
     return _finish(program.model_proto)
-
-
-def _refuse_same_padding(encoder: Encoder) -> None:
-    """Refuse padding that every layer works out anew from the size: it keeps the exporter busy for hours."""
-    for module in encoder.backbone.modules():
-        if isinstance(module, Conv2dSame):
-            raise FineSightError(
-                f"'{encoder.config.backbone.name}' cannot be exported to ONNX: it pads as TensorFlow does. "
-                "timm mostly has the same network with plain padding, without 'tf_' in its name."
-            )
 
 
 @contextmanager

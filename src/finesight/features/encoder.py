@@ -129,11 +129,7 @@ class Encoder(nn.Module):
 
     @torch.no_grad()
     def encode(
-        self,
-        views: Tensor,
-        poolings: Sequence[str],
-        objects: Tensor | None = None,
-        regions: Tensor | None = None,
+        self, views: Tensor, poolings: Sequence[str], objects: Tensor | None = None, regions: Tensor | None = None
     ) -> EncoderOutput:
         """Return features under each of ``poolings``, and the masks.
 
@@ -237,7 +233,11 @@ class Encoder(nn.Module):
         """
         folder = encoder_folder(folder)
         if not (folder / CONFIG).exists():
-            raise FineSightError(_nothing_to_load(folder))
+            raise FineSightError(
+                f"The run in {folder} has not finished: it has no encoder yet. Run its `finesight train` command again."
+                if (folder / "config.yaml").exists()
+                else f"{folder} holds no encoder: give the folder of a finished run."
+            )
         try:
             config = EncoderConfig.model_validate_json((folder / CONFIG).read_text())
             state = load_file(folder / WEIGHTS)
@@ -256,12 +256,6 @@ class Encoder(nn.Module):
         backbone = Backbone(config.backbone, load=load)
         branch = FittingBranch(backbone.channels, config.rationale) if config.rationale else None
         return cls(config, backbone, branch)
-
-
-def _nothing_to_load(folder: Path) -> str:
-    if (folder / "config.yaml").exists():
-        return f"The run in {folder} has not finished: it has no encoder yet. Run its `finesight train` command again."
-    return f"{folder} holds no encoder: give the folder of a finished run."
 
 
 @torch.no_grad()

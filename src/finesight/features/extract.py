@@ -63,7 +63,9 @@ def extract(
         objects = _objects(cache, indices[rows], encoder.config.resolution) if oracles else None
         output = encoder.encode(encoder.cached_views(cache, indices[rows]), poolings, objects)
         if not masks:  # the first batch shows how large the arrays must be
-            features = {name: _empty(len(indices), batch.shape[1]) for name, batch in output.features.items()}
+            for name, batch in output.features.items():
+                size = len(indices), batch.shape[1]
+                features[name] = WideRows.empty(*size) if batch.shape[1] > WIDE else np.empty(size, np.float32)
             shape = len(indices), *output.attention.shape[1:]
             masks = {name: np.empty(shape, np.float32) for name in output.masks}
         for name, batch in output.features.items():
@@ -71,10 +73,6 @@ def extract(
         for name, batch in output.masks.items():
             masks[name][rows] = batch.numpy()
     return Extracted(features, masks, masks.get(RATIONALE, masks["energy"]))
-
-
-def _empty(count: int, width: int) -> Features:
-    return WideRows.empty(count, width) if width > WIDE else np.empty((count, width), np.float32)
 
 
 def has_objects(source: ImageSource) -> bool:

@@ -43,13 +43,8 @@ def embed_images(
 ) -> tuple[int, int]:
     """Write the feature of each readable image with its path, in order; return how many, and how many were skipped."""
     check_output(out)
-    cache = open_cache(
-        open_source(images),
-        cache_side(encoder.config.resolution),
-        cache_dir=cache_dir,
-        workers=workers,
-        progress=progress,
-    )
+    side = cache_side(encoder.config.resolution)
+    cache = open_cache(open_source(images), side, cache_dir=cache_dir, workers=workers, progress=progress)
     name = pooling or encoder.config.pooling
     features = extract(encoder, cache, np.arange(len(cache)), (name,), progress=progress).features[name]
     write_features(cache.source.paths, features, out)

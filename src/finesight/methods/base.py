@@ -173,13 +173,7 @@ def register_method(name: str, method: Method) -> None:
 
 
 def find_method(name: str) -> Method:
-    """Return the method of that name; an underscore counts as a dash.
-
-    Raises
-    ------
-    FineSightError
-        If there is none; the message suggests the nearest names.
-    """
+    """Return the method of that name (an underscore counts as a dash), or raise ``FineSightError``."""
     dashed = name.replace("_", "-")
     return METHODS.find(dashed if dashed in METHODS else name)
 

@@ -66,15 +66,8 @@ class BYOL(Objective):
             second = F.cosine_similarity(self.predictor(self.head(self.pool(other))), targets[0])
             loss = 4 - 2 * first - 2 * second
         metrics = {"positive_similarity": (first + second).detach().mean() / 2}
-        return ObjectiveOutput(
-            loss,
-            phi,
-            pooled,
-            F.normalize(embedding, dim=1),
-            targets[1],
-            positive=first,
-            metrics=metrics,
-        )
+        unit = F.normalize(embedding, dim=1)
+        return ObjectiveOutput(loss, phi, pooled, unit, targets[1], positive=first, metrics=metrics)
 
     @torch.no_grad()
     def _target(self, view: Tensor) -> Tensor:

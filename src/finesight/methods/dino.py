@@ -128,14 +128,7 @@ class DINO(Objective):
             loss = dino_loss(torch.split(guesses, n), torch.split(targets, n))
         self._teacher_logits = teacher
         entropy = torch.special.entr(targets).sum(1).mean()
-        return ObjectiveOutput(
-            loss,
-            phi,
-            pooled,
-            unit[:n],
-            target_unit[n:],
-            metrics={"teacher_entropy": entropy},
-        )
+        return ObjectiveOutput(loss, phi, pooled, unit[:n], target_unit[n:], metrics={"teacher_entropy": entropy})
 
     @torch.no_grad()
     def _teacher(self, images: Tensor) -> tuple[Tensor, Tensor]:

@@ -93,9 +93,8 @@ class LEWELHead(nn.Module):
     def forward(self, phi: Tensor) -> HeadOutput:
         pooled = average(phi)
         cells = phi.flatten(2).to(pooled.dtype)  # (N, C, L)
-        embedded = apply_each(
-            self.shared, torch.cat([pooled[:, :, None], cells], dim=2).transpose(1, 2)
-        )  # (N, 1 + L, D)
+        positions = torch.cat([pooled[:, :, None], cells], dim=2).transpose(1, 2)
+        embedded = apply_each(self.shared, positions)  # (N, 1 + L, D)
         maps = (F.normalize(embedded[:, 1:], dim=2) / self.scale).softmax(dim=1).transpose(1, 2)
         aligned = apply_each(self.aligned, align(cells, maps, self.heads))
         return HeadOutput(pooled, torch.cat([embedded[:, :1], aligned], dim=1), maps)
@@ -164,14 +163,7 @@ class LEWEL(Objective):
         drawn = torch.randint(1, k.shape[1], (len(k) * world()[1],), generator=generator)  # of the joined batch
         aligned_key = k[torch.arange(len(k), device=k.device), own_rows(drawn).to(k.device)]
         return LEWELOutput(
-            loss,
-            phi,
-            head.pooled,
-            q[:, 0],
-            k[:, 0],
-            positive=positive,
-            metrics=metrics,
-            aligned_key=aligned_key,
+            loss, phi, head.pooled, q[:, 0], k[:, 0], positive=positive, metrics=metrics, aligned_key=aligned_key
         )
 
     def _keys(self, images: Tensor) -> Tensor:

@@ -64,15 +64,7 @@ class LEWELBYOL(Objective):
             "map_entropy": head.map_entropy(),
         }
         embedding = F.normalize(head.vectors[:, 0], dim=1)
-        return ObjectiveOutput(
-            loss,
-            phi,
-            head.pooled,
-            embedding,
-            targets[1][:, 0],
-            positive=first,
-            metrics=metrics,
-        )
+        return ObjectiveOutput(loss, phi, head.pooled, embedding, targets[1][:, 0], positive=first, metrics=metrics)
 
     def _agreement(self, vectors: Tensor, target: Tensor) -> tuple[Tensor, Tensor]:
         """Cosine of predictions and targets: the image's, and the mean of the aligned ones. (N, 1 + M, D)² -> (N,)²"""

@@ -74,10 +74,7 @@ class MoCo(Objective):
     """The objective LCR is built on in the paper."""
 
     Config = MoCoConfig
-    metrics: ClassVar[Mapping[str, str]] = {
-        **SIMILARITY,
-        "negative_similarity": "similarity, other images",
-    }
+    metrics: ClassVar[Mapping[str, str]] = {**SIMILARITY, "negative_similarity": "similarity, other images"}
 
     def __init__(self, backbone: Backbone, config: MoCoConfig, data: DatasetInfo, pool: Pool | None = None) -> None:
         super().__init__(backbone, config, data, pool)
@@ -96,10 +93,8 @@ class MoCo(Objective):
             pooled = self.pool(phi)
             q = F.normalize(self.head(pooled), dim=1)
             loss, positive, negative = info_nce(q, k, self.queue.vectors, self.config.temperature)
-        metrics = {
-            "positive_similarity": positive.detach().mean(),
-            "negative_similarity": negative.detach().mean(),
-        }
+        similarities = {"positive_similarity": positive, "negative_similarity": negative}
+        metrics = {name: values.detach().mean() for name, values in similarities.items()}
         return ObjectiveOutput(loss, phi, pooled, q, k, positive=positive, metrics=metrics)
 
     def _keys(self, images: Tensor) -> Tensor:

@@ -82,12 +82,6 @@ class VICReg(Objective):
             covariance = own_rows(sum(covariance_parts(z) for z in both))  # type: ignore[arg-type]
             loss = config.invariance * invariance + config.variance * variance + config.covariance * covariance
             embedding, target = F.normalize(first, dim=1), F.normalize(second.detach(), dim=1)
-        metrics = {"invariance": invariance, "variance": variance, "covariance": covariance}
-        return ObjectiveOutput(
-            loss,
-            phi,
-            pooled,
-            embedding,
-            target,
-            metrics={name: part.detach().mean() for name, part in metrics.items()},
-        )
+        parts = {"invariance": invariance, "variance": variance, "covariance": covariance}
+        metrics = {name: part.detach().mean() for name, part in parts.items()}
+        return ObjectiveOutput(loss, phi, pooled, embedding, target, metrics=metrics)

@@ -42,12 +42,21 @@ class Backbone(nn.Module):
         # A classifier that is never called would stall DDP, which waits for every parameter's gradient.
         for name in unused:
             setattr(model, name, nn.Identity())
-        self.load_report = _load(model, config.weights) if load else "weights not loaded"
-        self.config = config.model_copy(update={"stride_in_1x1": _wants_stride_in_1x1(config)})
+        self.load_report = "weights not loaded"
+        caffe = config.stride_in_1x1
+        if load:
+            reports = {"imagenet": "ImageNet weights from the timm hub", "random": "random weights"}
+            self.load_report = reports.get(config.weights) or load_weights(model, config.weights)
+        if caffe is None:
+            caffe = config.weights not in ("imagenet", "random") and is_caffe_style(config.weights)
+        self.config = config.model_copy(update={"stride_in_1x1": caffe})
         if self.config.stride_in_1x1:
             _move_stride_to_1x1(model, config.name)
         if not config.dilate:
-            _undilate(model)
+            for conv in model.modules():
+                if isinstance(conv, nn.Conv2d) and conv.dilation != (1, 1):
+                    rows, columns = conv.kernel_size
+                    conv.dilation, conv.padding = (1, 1), (rows // 2, columns // 2)
         self.model: Any = model.to(memory_format=torch.channels_last)
         for module in self._frozen():
             module.requires_grad_(False)
@@ -138,18 +147,6 @@ def _stride_error(config: BackboneConfig) -> FineSightError:
     )
 
 
-def _load(model: nn.Module, weights: str) -> str:
-    if weights == "imagenet":
-        return "ImageNet weights from the timm hub"
-    return "random weights" if weights == "random" else load_weights(model, weights)
-
-
-def _wants_stride_in_1x1(config: BackboneConfig) -> bool:
-    if config.stride_in_1x1 is not None:
-        return config.stride_in_1x1
-    return config.weights not in ("imagenet", "random") and is_caffe_style(config.weights)
-
-
 def _move_stride_to_1x1(model: nn.Module, name: str) -> None:
     """Move each stage's stride from its 3×3 convolution to its first 1×1, where Caffe's and Keras's ResNets have it.
 
@@ -162,13 +159,6 @@ def _move_stride_to_1x1(model: nn.Module, name: str) -> None:
         )
     for block in blocks:
         block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
-
-
-def _undilate(model: nn.Module) -> None:
-    for module in model.modules():
-        if isinstance(module, nn.Conv2d) and module.dilation != (1, 1):
-            rows, columns = module.kernel_size
-            module.dilation, module.padding = (1, 1), (rows // 2, columns // 2)
 
 
 def _parts(model: nn.Module, name: str) -> list[list[nn.Module]]:

@@ -1,5 +1,6 @@
 """Names of poolings as settings: what a configuration may hold is asked of the registry."""
 
+from functools import partial
 from typing import Annotated
 
 from pydantic import AfterValidator
@@ -16,9 +17,5 @@ def _offered(name: str, *, trainable: bool = False) -> str:
     return name
 
 
-def _trainable(name: str) -> str:
-    return _offered(name, trainable=True)
-
-
 PoolingName = Annotated[str, AfterValidator(_offered)]
-TrainPooling = Annotated[str, AfterValidator(_trainable)]  # what a head sees of φ while training
+TrainPooling = Annotated[str, AfterValidator(partial(_offered, trainable=True))]  # what a head sees of φ while training

@@ -32,11 +32,7 @@ class Pooling:
     offered = True  # to users
 
     def __call__(
-        self,
-        phi: Tensor,
-        masks: Mapping[str, Tensor],
-        responses: Tensor | None = None,
-        region: Tensor | None = None,
+        self, phi: Tensor, masks: Mapping[str, Tensor], responses: Tensor | None = None, region: Tensor | None = None
     ) -> Tensor:
         """Pool φ (N, C, H, W) to (N, width).
 
@@ -145,11 +141,7 @@ class BilinearPooling(RationalePooling):
     per_projection = True
 
     def __call__(
-        self,
-        phi: Tensor,
-        masks: Mapping[str, Tensor],
-        responses: Tensor | None = None,
-        region: Tensor | None = None,
+        self, phi: Tensor, masks: Mapping[str, Tensor], responses: Tensor | None = None, region: Tensor | None = None
     ) -> Tensor:
         from finesight.nn.pooling import bilinear
 

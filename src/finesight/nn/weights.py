@@ -47,9 +47,10 @@ def load_weights(model: nn.Module, file: str | Path) -> str:
         If the file cannot be read, under 90 % of the tensors matched, or one has another shape.
     """
     path = weight_file(file)
-    prefix, state = _strip_prefix(_read_state(path), model)
-    target = model.state_dict()
-    wanted = _weight_names(model)
+    target, tensors = model.state_dict(), _read_state(path)
+    wanted = [name for name in target if not name.endswith("num_batches_tracked")]
+    prefix = max(_PREFIXES, key=lambda prefix: sum(prefix + name in tensors for name in wanted))  # that fits best
+    state = {key[len(prefix) :]: tensor for key, tensor in tensors.items() if key.startswith(prefix)}
     found, missing = ([name for name in wanted if (name in state) == there] for there in (True, False))
     reshaped = [name for name in found if state[name].shape != target[name].shape]
     if reshaped:
@@ -78,8 +79,7 @@ def is_caffe_style(file: str | Path) -> bool:
     if path.suffix.lower() != ".safetensors":
         return False
     with _open_safetensors(path) as opened:
-        style: str = (opened.metadata() or {}).get("style", "")
-    return style.lower().startswith("caffe")
+        return str((opened.metadata() or {}).get("style", "")).lower().startswith("caffe")
 
 
 def weight_file(file: str | Path) -> Path:
@@ -188,17 +188,6 @@ def _read_pickle(path: Path) -> Any:
             f"weights '{path}': not a plain weight file ({reason}). Nothing in it was run. "
             f"Save only the state dict, best as .safetensors."
         ) from error
-
-
-def _weight_names(model: nn.Module) -> list[str]:
-    return [name for name in model.state_dict() if not name.endswith("num_batches_tracked")]
-
-
-def _strip_prefix(state: dict[str, Tensor], model: nn.Module) -> tuple[str, dict[str, Tensor]]:
-    """Return the prefix of the file's names that fits the model best, and the tensors without it."""
-    wanted = _weight_names(model)
-    best = max(_PREFIXES, key=lambda prefix: sum(prefix + name in state for name in wanted))
-    return best, {key[len(best) :]: tensor for key, tensor in state.items() if key.startswith(best)}
 
 
 def _convention(prefix: str, state: dict[str, Tensor]) -> str:

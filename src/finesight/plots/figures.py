@@ -25,8 +25,12 @@ def curves(metrics: Mapping[str, Sequence[tuple[float, float]]], *, xlabel: str 
 
     Values that are not finite leave a gap.
     """
-    series = {name: _in_order(points) for name, points in metrics.items()}
-    series = {name: points for name, points in series.items() if np.isfinite(points[:, 1]).any()}
+    series: dict[str, NDArray[np.float64]] = {}
+    for name, listed in metrics.items():
+        points = np.array(listed, dtype=np.float64).reshape(-1, 2)
+        points[~np.isfinite(points[:, 1]), 1] = np.nan
+        if np.isfinite(points[:, 1]).any():
+            series[name] = points[np.argsort(points[:, 0], kind="stable")]  # a resumed run may write some late
     if not series:
         return blank("Nothing was recorded yet.")
     figure, panels = _panels(len(series), width=3.5, height=2.35)
@@ -75,13 +79,6 @@ def k_curves(panels: Sequence[KCurve]) -> Figure:
     for axes, panel in zip(grid, shown, strict=True):
         _k_panel(axes, panel)
     return figure
-
-
-def _in_order(points: Sequence[tuple[float, float]]) -> NDArray[np.float64]:
-    """Return the points by step: a resumed run may have written some of them late."""
-    array = np.array(points, dtype=np.float64).reshape(-1, 2)
-    array[~np.isfinite(array[:, 1]), 1] = np.nan
-    return array[np.argsort(array[:, 0], kind="stable")]
 
 
 def _curve(axes: Axes, title: str, points: NDArray[np.float64]) -> None:

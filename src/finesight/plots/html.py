@@ -93,13 +93,7 @@ class Section:
 
 
 def build_report(path: Path, *, title: str, sections: Sequence[Section]) -> None:
-    """Write the page; whoever opens ``path`` meanwhile sees the old page or the new one.
-
-    Raises
-    ------
-    FineSightError
-        If the file cannot be written.
-    """
+    """Write the page, whole or not at all; a ``FineSightError`` says why it cannot be written."""
     links = "".join(f'<a href="#s{i}">{escape(s.title)}</a>\n' for i, s in enumerate(sections, 1))
     page = PAGE.format(
         title=escape(title),
@@ -144,7 +138,7 @@ def _table(rows: Sequence[Mapping[str, object]]) -> str:
 def _column(key: str, values: Sequence[object]) -> list[str]:
     """Return the head and the cells of a column; its numbers share their decimals."""
     numbers = [number for number in map(_number, values) if number is not None]
-    numeric = len(numbers) > 0 and all(value is None or _number(value) is not None for value in values)
+    numeric = len(numbers) > 0 and len(numbers) == sum(value is not None for value in values)
     kind = ' class="number"' if numeric else ""
     decimals = _decimals([number for number in numbers if math.isfinite(number)])
     cells = [f"<td{kind}>{escape(_text(value, decimals))}</td>" for value in values]

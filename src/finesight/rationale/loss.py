@@ -42,13 +42,7 @@ class RationaleOutput:
 
 
 def score_of(output: ObjectiveOutput, config: RationaleConfig) -> Tensor:
-    """Return the (N,) scalars that GradCAM differentiates.
-
-    Raises
-    ------
-    ValueError
-        If the positive logit is asked for and the objective has none.
-    """
+    """Return the (N,) scalars that GradCAM differentiates."""
     if config.score == "positive":
         if output.positive is None:
             raise ValueError("this objective has no positive logit: use score 'loss' or 'negative_loss'")

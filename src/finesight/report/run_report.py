@@ -39,13 +39,14 @@ CURVES = (
 def write_run_report(run: RunFolder, encoder: Encoder, evaluation: Evaluation | None, cache: DecodedCache) -> None:
     """Write ``report.html`` in the run folder, with scores and search results if the run has been evaluated."""
     shown = evaluation.test if evaluation is not None else np.arange(len(cache))
+    settings = [{"setting": key, "value": json.dumps(value)} for key, value in flat(run.config()).items()]
     sections = [
         *([_scores(run, evaluation)] if evaluation is not None else []),
-        _curves(run),
+        Section("Training", CURVES, images=[("curves over the steps", curves(training_curves(run)))]),
         *([_searches(evaluation), *_group_sections(evaluation)] if evaluation is not None else []),
         *picture_sections(encoder, cache, shown),
         _skipped(run),
-        Section("Settings", "What was run (config.yaml).", table=_settings(run)),
+        Section("Settings", "What was run (config.yaml).", table=settings),
     ]
     build_report(run.report, title=f"FineSight: {run.root.name}", sections=sections)
 
@@ -123,15 +124,13 @@ def score_table(rows: Mapping[str, Mapping[str, Any]], *, intervals: bool = Fals
             for variant, values in metric.shown_scores(scores) if metric.shown else ():
                 ends = known.get(metric.family, {})
                 ends = ends.get(variant, {}) if variant else ends
-                row[metric.head(variant)] = _cell(values[metric.key], ends.get(metric.key))
+                score, interval = values[metric.key], ends.get(metric.key)
+                cell = f"{score:.1f} [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else score
+                row[metric.head(variant)] = cell
                 if metric.key in values.get("best_on_test", {}):
                     row[f"best on test {variant} %"] = values["best_on_test"][metric.key]
         table.append(row)
     return table
-
-
-def _cell(score: float, interval: Sequence[float] | None) -> float | str:
-    return score if interval is None else f"{score:.1f} [{interval[0]:.1f}, {interval[1]:.1f}]"
 
 
 def super_table(scores: Mapping[str, Any]) -> list[dict[str, object]]:
@@ -153,17 +152,15 @@ def class_table(rows: Sequence[Mapping[str, Any]], scores: Mapping[str, Any]) ->
 
 def _scores(run: RunFolder, evaluation: Evaluation) -> Section:
     setting, found = evaluation.scores["setting"], evaluation.scores["retrieval"]
+    meanings = []
+    for metric in metrics_of(Metric):
+        variants = list(metric.shown_scores(evaluation.scores)) if metric.shown and metric.words else []
+        meanings += [f"{metric.head(variant)}: {metric.words}." for variant, _ in variants[:1]]
     text = (
         f"{found['queries']} images each search all others ({setting['pooling']} pooling, {setting['split']} split). "
-        f"{' '.join(_meanings(evaluation.scores))}\n\n{setting_words(evaluation.scores)}"
+        f"{' '.join(meanings)}\n\n{setting_words(evaluation.scores)}"
     )
     return Section("Scores", text, table=score_table({run.root.name: evaluation.scores}, intervals=True))
-
-
-def _meanings(scores: Mapping[str, Any]) -> list[str]:
-    """Return a sentence for each metric of the table."""
-    found = ((metric, [*metric.shown_scores(scores)]) for metric in metrics_of(Metric) if metric.shown and metric.words)
-    return [f"{metric.head(variants[0][0])}: {metric.words}." for metric, variants in found if variants]
 
 
 def _group_sections(evaluation: Evaluation) -> list[Section]:
@@ -181,10 +178,6 @@ def _group_sections(evaluation: Evaluation) -> list[Section]:
     return sections
 
 
-def _curves(run: RunFolder) -> Section:
-    return Section("Training", CURVES, images=[("curves over the steps", curves(training_curves(run)))])
-
-
 def training_curves(run: RunFolder) -> dict[str, list[tuple[float, float]]]:
     """Return the (step, value) points of every logged metric, named by its words, or by its key if it has none."""
     series, words = metric_series(run.metrics_file), metric_words(run.config().method)
@@ -194,9 +187,8 @@ def training_curves(run: RunFolder) -> dict[str, list[tuple[float, float]]]:
 
 def _searches(evaluation: Evaluation) -> Section:
     words = "The image on the left searches the test images; the nearest come first."
-    return Section(
-        "Search results", words, images=[("query and nearest images", retrieval_rows(search_rows(evaluation)))]
-    )
+    rows = retrieval_rows(search_rows(evaluation))
+    return Section("Search results", words, images=[("query and nearest images", rows)])
 
 
 def _skipped(run: RunFolder) -> Section:
@@ -206,7 +198,3 @@ def _skipped(run: RunFolder) -> Section:
             rows = list(csv.DictReader(stream))
     words = f"{len(rows)} files could not be used." if rows else "Every file could be used."
     return Section("Skipped files", words, table=rows or None)
-
-
-def _settings(run: RunFolder) -> list[dict[str, object]]:
-    return [{"setting": key, "value": json.dumps(value)} for key, value in flat(run.config()).items()]

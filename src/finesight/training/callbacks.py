@@ -64,17 +64,15 @@ class Journal(L.Callback):
         step, per_epoch = batch.step, pl_module.steps_per_epoch
         values = dict(pl_module.metrics)
         done = step + 1
-        if self.validate is not None and self._validation_due(done, per_epoch, pl_module.config.epochs):
+        epoch, rest = divmod(done, per_epoch)
+        due = rest == 0 and (epoch % self.validate_every == 0 or epoch == pl_module.config.epochs)
+        if self.validate is not None and due:
             values |= self.validate()
-        if step % self.log_every == 0 or done % per_epoch == 0:
+        if step % self.log_every == 0 or rest == 0:
             self.record.write(step, done / per_epoch, values)
         if not self.warned and done >= WARN_AFTER and (warning := collapse_warning(values)):
             self.warned = True
             console.print(f"[yellow]{warning}[/yellow]")
-
-    def _validation_due(self, done: int, per_epoch: int, epochs: int) -> bool:
-        epoch, rest = divmod(done, per_epoch)
-        return rest == 0 and (epoch % self.validate_every == 0 or epoch == epochs)
 
 
 class ProgressBar(L.Callback):

@@ -123,13 +123,8 @@ class TrainConfig(_Model):
 
         backbone = self.backbone.model_copy(update={"weights": absolute(self.backbone.weights)})
         saliency = self.saliency.model_copy(update={"folder": absolute(self.saliency.folder)})
-        return self.model_copy(
-            update={
-                "data": absolute_named_path(self.data),
-                "backbone": backbone,
-                "saliency": saliency,
-            }
-        )
+        data = absolute_named_path(self.data)
+        return self.model_copy(update={"data": data, "backbone": backbone, "saliency": saliency})
 
 
 class RuntimeConfig(_Model):
@@ -149,12 +144,8 @@ class RuntimeConfig(_Model):
 def build_config(overrides: dict[str, Any], *, warn: bool = True) -> TrainConfig:
     """Return the method's defaults with ``overrides`` (nested, or dotted keys) on top.
 
-    Old names of settings are taken for the new ones, with a line for each unless ``warn`` is off.
-
-    Raises
-    ------
-    FineSightError
-        If settings are unknown or wrong; the message names every one of them.
+    Old names of settings are taken for the new ones, with a line for each unless ``warn`` is off. A ``FineSightError``
+    names every setting that is unknown or wrong.
     """
     settings, notes = current_settings(dotted(nested(overrides)))
     for note in notes if warn else ():
@@ -187,7 +178,9 @@ def _rationale(values: dict[str, Any], chosen: Method) -> dict[str, Any] | None:
     wanted = values.get("rationale")
     if wanted is False or (wanted is None and "rationale" in values):
         return None
-    settings = {} if wanted is True else _settings(values, "rationale")
+    settings = {} if wanted is True else wanted or {}
+    if not isinstance(settings, dict):
+        raise FineSightError(f"'rationale' must be a table of settings, not {settings!r}.")
     if not (chosen.rationale or wanted is True or "variant" in settings):
         if settings:
             raise FineSightError(
@@ -221,7 +214,16 @@ def validate_settings(model: type[M], **values: Any) -> M:
     try:
         return model.model_validate(values)
     except ValidationError as error:
-        raise FineSightError(describe_errors(error)) from error
+        lines = ["The configuration has errors:"]
+        for problem in error.errors():
+            key = ".".join(str(part) for part in problem["loc"]) or "config"
+            if problem["type"] == "missing":
+                lines.append(f"  {key} must be given")
+                continue
+            known = " (no such setting)" if problem["type"] == "extra_forbidden" else f": {problem['msg']}"
+            table = isinstance(problem["input"], dict)  # a whole table says nothing
+            lines.append(f"  {key}{known}" + ("" if table else f", got {problem['input']!r}"))
+        raise FineSightError("\n".join(lines)) from error
 
 
 def nested(flat: dict[str, Any]) -> dict[str, Any]:
@@ -245,27 +247,6 @@ def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
         tree[key] = {}
     table: dict[str, Any] = tree[key]
     return table
-
-
-def _settings(values: dict[str, Any], name: str) -> dict[str, Any]:
-    table = values.get(name) or {}
-    if not isinstance(table, dict):
-        raise FineSightError(f"'{name}' must be a table of settings, not {table!r}.")
-    return table
-
-
-def describe_errors(error: ValidationError) -> str:
-    """Return a message with every bad key on a line of its own."""
-    lines = []
-    for problem in error.errors():
-        key = ".".join(str(part) for part in problem["loc"]) or "config"
-        if problem["type"] == "missing":
-            lines.append(f"  {key} must be given")
-            continue
-        known = " (no such setting)" if problem["type"] == "extra_forbidden" else f": {problem['msg']}"
-        given = "" if isinstance(problem["input"], dict) else f", got {problem['input']!r}"  # whole tables say nothing
-        lines.append(f"  {key}{known}{given}")
-    return "The configuration has errors:\n" + "\n".join(lines)
 
 
 def flat(config: BaseModel) -> dict[str, Any]:

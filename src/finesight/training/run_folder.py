@@ -49,10 +49,16 @@ class RunFolder:
 
         Raises FineSightError if it holds a run with another configuration and ``restart`` is off.
         """
-        if self._begun() and not restart:
+        begun = (self.metrics_file, self.checkpoints, self.encoder, self.best_encoder)  # else there is nothing to lose
+        if any(path.exists() for path in begun) and not restart:
             self._require_same(config)
             return
-        self._clear()
+        for name in CONTENTS:
+            path = self.root / name
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink(missing_ok=True)
         write_yaml(config, self.config_file)
 
     def config(self) -> TrainConfig:
@@ -93,19 +99,6 @@ class RunFolder:
             return {"data", "method", "objective"} <= read_yaml(self.config_file).keys()
         except FineSightError:
             return False
-
-    def _begun(self) -> bool:
-        """Return whether there is anything to lose: a command that failed before its first step may be corrected."""
-        return any(path.exists() for path in (self.metrics_file, self.checkpoints, self.encoder, self.best_encoder))
-
-    def _clear(self) -> None:
-        """Remove what a run writes, and nothing else."""
-        for name in CONTENTS:
-            path = self.root / name
-            if path.is_dir():
-                shutil.rmtree(path)
-            else:
-                path.unlink(missing_ok=True)
 
     def _require_same(self, config: TrainConfig) -> None:
         old, new = flat(self.config()), flat(config)

@@ -18,10 +18,9 @@ from finesight.training.run_folder import RunFolder
 def untrained_encoder(config: TrainConfig) -> Encoder:
     """Return the network as training with ``config`` finds it, average pooled."""
     module = TrainingModule(config, images=2, steps_per_epoch=1)
-    settings = _encoder_config(config, module.objective.exported).model_copy(
-        update={"method": "untrained", "pooling": "average"}
-    )
-    return Encoder(settings.model_copy(update={"rationale": None}), module.objective.exported)
+    changes = {"method": "untrained", "pooling": "average", "rationale": None}
+    backbone = module.objective.exported
+    return Encoder(_encoder_config(config, backbone).model_copy(update=changes), backbone)
 
 
 def make_encoder(config: TrainConfig, module: TrainingModule) -> Encoder:

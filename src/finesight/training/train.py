@@ -18,7 +18,7 @@ from lightning.pytorch.strategies import DDPStrategy
 from numpy.typing import NDArray
 
 from finesight.data.cache import DecodedCache, cache_side, open_cache, write_skipped
-from finesight.data.sources import ImageSource, open_source
+from finesight.data.sources import open_source
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.retrieval import retrieval
 from finesight.features.extract import extract
@@ -35,7 +35,11 @@ from finesight.training.module import LOSS_METRICS, RATE_METRICS, TrainingModule
 from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import make_encoder, save_encoder, save_frozen
 
-Precision = Literal["32-true", "16-mixed", "bf16-mixed"]
+PRECISIONS: dict[str, Literal["32-true", "16-mixed", "bf16-mixed"]] = {
+    "32": "32-true",
+    "16": "16-mixed",
+    "bf16": "bf16-mixed",
+}  # our names -> Lightning's
 VALIDATION_METRICS = {"val_rank1": "held-out rank-1 (%)", "val_mAP": "held-out mAP (%)"}  # words for people
 
 
@@ -114,7 +118,13 @@ def prepare_data(
     if objective is None:
         return cache, images, held_out
     if objective.labeled:
-        images = _labeled(images, cache.source, config.method)
+        labels = cache.source.labels
+        if labels is None or (labels < 0).all():
+            raise FineSightError(
+                f"Method {config.method!r} learns from labels and {source.root} has none. Give a folder with one "
+                "sub-folder per class, or a list with a label column."
+            )
+        images = images[labels[images] >= 0]
     if len(images) < config.batch_size:
         raise FineSightError(
             f"{source.root} has {len(images)} readable images to train on ({len(cache.skipped)} skipped, "
@@ -122,16 +132,6 @@ def prepare_data(
             f"add images or lower --batch-size to {max(2, len(images))} or less."
         )
     return cache, images, held_out
-
-
-def _labeled(images: NDArray[np.int64], source: ImageSource, method: str) -> NDArray[np.int64]:
-    labels = source.labels
-    if labels is None or (labels < 0).all():
-        raise FineSightError(
-            f"Method {method!r} learns from labels and {source.root} has none. Give a folder with one "
-            "sub-folder per class, or a list with a label column."
-        )
-    return images[labels[images] >= 0]
 
 
 def hold_out(count: int, config: TrainConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -164,7 +164,7 @@ def _fit(
         raise FineSightError(f"--accelerator {runtime.accelerator} --devices {runtime.devices}: {error}") from error
     start = 0
     if (loaded := load_checkpoint(run.checkpoints)) is not None:
-        _, state = loaded
+        state = loaded[1]
         module.load_state_dict(state["module"])
         module.optimizer.load_state_dict(state["optimizer"])
         trainer.precision_plugin.load_state_dict(state["precision"])
@@ -194,12 +194,8 @@ def _fit(
         names = [*own, *module.objective.metrics, *rationale, *VALIDATION_METRICS]
         log = MetricsLog(run.metrics_file, names, run.root / "tensorboard", start)
         validate = _validator(config, runtime, run, module, cache, held_out)
-        journal = Journal(
-            log,
-            log_every=runtime.log_every,
-            validate=validate,
-            validate_every=config.validation.every_n_epochs,
-        )
+        every = config.validation.every_n_epochs
+        journal = Journal(log, log_every=runtime.log_every, validate=validate, validate_every=every)
         callbacks.insert(0, journal)  # a saved step is a logged one
         if runtime.progress:
             callbacks.append(ProgressBar(batches.total, start, config.batch_size))
@@ -244,6 +240,9 @@ def _refuse_a_single_cell(module: TrainingModule) -> None:
 def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
     """Return a trainer that sees one long epoch: where an epoch of the data ends is known to Batches."""
     several = runtime.devices * runtime.nodes > 1
+    has_gpu = runtime.accelerator != "cpu" and torch.cuda.is_available()
+    best = "32" if not has_gpu else "bf16" if torch.cuda.is_bf16_supported() else "16"
+    precision = PRECISIONS[best if runtime.precision == "auto" else runtime.precision]
     logging.getLogger("lightning.pytorch").setLevel(logging.WARNING)
     warnings.filterwarnings("ignore", module="lightning")
     return L.Trainer(
@@ -251,7 +250,7 @@ def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
         devices=runtime.devices,
         num_nodes=runtime.nodes,
         strategy=DDPStrategy(broadcast_buffers=False) if several else "auto",
-        precision=_precision(runtime),
+        precision=precision,
         max_epochs=1,
         accumulate_grad_batches=config.optim.accumulate_grad_batches,
         gradient_clip_val=config.optim.clip_grad_norm,
@@ -262,15 +261,6 @@ def _trainer(config: TrainConfig, runtime: RuntimeConfig) -> L.Trainer:
         enable_model_summary=False,
         use_distributed_sampler=False,
     )
-
-
-def _precision(runtime: RuntimeConfig) -> Precision:
-    names: dict[str, Precision] = {"32": "32-true", "16": "16-mixed", "bf16": "bf16-mixed"}
-    if runtime.precision != "auto":
-        return names[runtime.precision]
-    if runtime.accelerator == "cpu" or not torch.cuda.is_available():
-        return names["32"]
-    return names["bf16" if torch.cuda.is_bf16_supported() else "16"]
 
 
 def _validator(
