@@ -95,21 +95,18 @@ def test_why_there_is_none(run_of: RunOf, tmp_path: Path) -> None:
     assert loss_gradcam(run, encoder, views()) is not None
     (file,) = run.checkpoints.glob("*.pt")
     state = torch.load(file, weights_only=True)
-    torch.save({"module": {**state["module"], "objective.other": torch.zeros(1)}}, file)
-    with pytest.raises(NoGradCAM, match="another version"):
-        ObjectiveCam(run, encoder)
-    file.write_bytes(b"damaged")
-    with pytest.raises(NoGradCAM, match="can be read"):
-        ObjectiveCam(run, encoder)
-    file.unlink()
-    with pytest.raises(NoGradCAM, match="no checkpoint left"):
-        ObjectiveCam(run, encoder)
-    run.config_file.write_text("data: '-'\nmethod: frozen\n")
-    with pytest.raises(NoGradCAM, match="was not trained"):
-        ObjectiveCam(run, encoder)
-    run.config_file.write_text("data: '-'\nsetting: of another version\n")
-    with pytest.raises(NoGradCAM, match=r"config\.yaml"):
-        ObjectiveCam(run, encoder)
+    other = {"module": {**state["module"], "objective.other": torch.zeros(1)}}
+    changes: list[tuple[Callable[[], object], str]] = [
+        (lambda: torch.save(other, file), "another version"),
+        (lambda: file.write_bytes(b"damaged"), "can be read"),
+        (file.unlink, "no checkpoint left"),
+        (lambda: run.config_file.write_text("data: '-'\nmethod: frozen\n"), "was not trained"),
+        (lambda: run.config_file.write_text("data: '-'\nsetting: of another version\n"), r"config\.yaml"),
+    ]
+    for change, words in changes:
+        change()
+        with pytest.raises(NoGradCAM, match=words):
+            ObjectiveCam(run, encoder)
     with pytest.raises(NoGradCAM, match="without its run"):
         ObjectiveCam(RunFolder(run.encoder), encoder)
     assert loss_gradcam(run, encoder, views()) is None

@@ -39,15 +39,12 @@ def _quantized(graph: onnx.GraphProto, node: onnx.NodeProto) -> bool:
     return makers.get(node.input[0]) == "DequantizeLinear"
 
 
-def test_it_says_what_it_is(exported: ExportedRun) -> None:
+def test_it_says_what_it_is_and_poor_quality_in_words(exported: ExportedRun) -> None:
     whole, less = (
         json.loads({entry.key: entry.value for entry in onnx.load(str(file)).metadata_props}["finesight"])
         for file in (exported.file, exported.int8)
     )
     assert less == {**whole, "precision": "int8", "calibrated": 12}
-
-
-def test_poor_quality_is_said_in_words() -> None:
     good = Quantized(Path("small.onnx"), 1, 12, 12, 0.9, 0.99, 0.9, 0.99, 0.1, 0.75, 5, 0.8)
     assert good.warnings() == []
     (words,) = replace(good, feature_cosine_median=0.9).warnings()

@@ -104,11 +104,7 @@ def test_damaged_queries_are_named(files: ResultStore, content: bytes | None) ->
         file.write_bytes(content)
     with pytest.raises(FineSightError, match=r"lcr-seed0.npz cannot be read: .* Delete lcr-seed0.json to run it again"):
         files.per_query("lcr", 0)
-
-
-def test_queries_without_a_metric_are_named(files: ResultStore) -> None:
-    files.write("lcr", 0, result(), queries())
-    np.savez(files.queries("lcr", 0), hit1=np.ones(3))
+    np.savez(file, hit1=np.ones(3))
     with pytest.raises(FineSightError, match="hit5"):
         files.per_query("lcr", 0)
 
