@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import CacheDir, Data, Json, PoolingChoice, Quiet, Workers
-from finesight.errors import FineSightError
+from finesight.cli.options import CacheDir, Data, Json, LimitClasses, PoolingChoice, Quiet, Run, Workers
+from finesight.io.console import printable
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,7 +26,7 @@ SPLITS = {"official": "the test images of the official split", "given": "the tes
 
 
 def compare(
-    run_a: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run_a: Run,
     run_b: Annotated[Path, typer.Argument(help="Another; or the same, with another pooling.")],
     data: Data,
     pooling_a: Annotated[
@@ -35,7 +35,7 @@ def compare(
     pooling_b: Annotated[
         PoolingChoice | None, typer.Option(help="How B makes a feature; by default as trained.")
     ] = None,
-    limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
+    limit_classes: LimitClasses = None,
     resamples: Annotated[int, typer.Option(min=1, help="Of the bootstrap over queries.")] = 10_000,
     seed: Annotated[int, typer.Option(min=0, help="Of the bootstrap.")] = 0,
     out: Annotated[Path | None, typer.Option(help="A folder for comparison.json, changed.csv and changed.png.")] = None,
@@ -46,28 +46,26 @@ def compare(
 ) -> None:
     """Is run B better than run A? Their difference with its 95 % interval, and the images that changed."""
     from finesight.evaluation import compare as comparing
+    from finesight.explain.explainer import make_folder
     from finesight.features.encoder import Encoder
     from finesight.io.console import console
 
     a = Encoder.load(run_a)
     b = a if run_a.resolve() == run_b.resolve() else Encoder.load(run_b)
     if out is not None:
-        _make_folder(out)
-    names: dict[str, Any] = {
-        "pooling_a": None if pooling_a is None else str(pooling_a),
-        "pooling_b": None if pooling_b is None else str(pooling_b),
-    }
+        make_folder(out)
     found = comparing.compare(
         a,
         b,
         data,
+        pooling_a=pooling_a and str(pooling_a),
+        pooling_b=pooling_b and str(pooling_b),
         resamples=resamples,
         seed=seed,
         limit_classes=limit_classes,
         cache_dir=cache_dir,
         workers=workers,
         progress=not quiet,
-        **names,
     )
     if out_of := [*(path for path, _ in found.a.cache.skipped), *found.dropped]:
         console.print(f"{len(out_of)} files were left out for both, the first {out_of[0]}", markup=False)
@@ -91,9 +89,7 @@ def _print(found: Comparison, summary: dict[str, Any]) -> None:
 
     for key in ("a", "b"):
         it = summary[key]
-        print(
-            _printable(f"{key.upper()}: {it['run']} ({it['method']}, {it['pooling']} pooling, {it['resolution']} px)")
-        )
+        print(printable(f"{key.upper()}: {it['run']} ({it['method']}, {it['pooling']} pooling, {it['resolution']} px)"))
     where = SPLITS.get(found.split, "all images, as the data has no split")
     print(f"{len(found.paths):,} queries: {where}. Scores in percent; p and interval by a bootstrap over the queries.")
     print_table([score_row(metric, found) for metric in retrieval_metrics()])
@@ -109,8 +105,8 @@ def _print(found: Comparison, summary: dict[str, Any]) -> None:
     print_table(
         [
             {
-                "query": escape(_printable(found.paths[i])),
-                "class": escape(_printable(found.labels[i])),
+                "query": escape(printable(found.paths[i])),
+                "class": escape(printable(found.labels[i])),
                 "nearest image": _change(found, i),
                 "AP of A": 100 * float(x[i]),
                 "AP of B": 100 * float(y[i]),
@@ -141,19 +137,7 @@ def _change(found: Comparison, query: int) -> str:
     return "became right" if b else "became wrong"
 
 
-def _printable(text: str) -> str:
-    """Return ``text`` with a question mark for what cannot be printed, as in file names that are not UTF-8."""
-    return text.encode("utf-8", "replace").decode()
-
-
 # --- files ------------------------------------------------------------------------------------------------------------
-
-
-def _make_folder(folder: Path) -> None:
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise FineSightError(f"--out {folder} cannot be made a folder: {error.strerror}.") from error
 
 
 def _write(folder: Path, found: Comparison, summary: dict[str, Any]) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
@@ -25,7 +25,7 @@ def embed(
     from finesight.io.console import console
 
     check_output(out)
-    name: Any = None if pooling is None else str(pooling)
+    name = pooling and str(pooling)
     written, skipped = embed_images(
         api.load(run), images, out, pooling=name, cache_dir=cache_dir, workers=workers, progress=not quiet
     )

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import CacheDir, Data, Json, PoolingOption, Quiet, Workers
+from finesight.cli.options import CacheDir, Data, Json, LimitClasses, PoolingOption, Quiet, Workers
 from finesight.errors import FineSightError
 from finesight.evaluation.protocols import PROTOCOLS, Protocol
 
@@ -49,7 +49,7 @@ def evaluate(
     ] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of label fractions, folds and probe.")] = 0,
     per_class: Annotated[Path | None, typer.Option(help="Write the scores of every class, the worst first.")] = None,
-    limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
+    limit_classes: LimitClasses = None,
     as_json: Json = False,
     cache_dir: CacheDir = None,
     workers: Workers = None,
@@ -67,16 +67,16 @@ def evaluate(
     from finesight.io.console import console
 
     encoder = api.load(run) if run is not None else _frozen(backbone, weights, resolution, output_stride, stride_in_1x1)
-    own = {"probe_epochs": probe_epochs, "state": state or _run_state(run)}
-    settings: dict[str, Any] = {
-        name: value for name, value in own.items() if value is not None and name in _fields(chosen)
-    }
+    if state is None and run is not None and (run / "config.yaml").exists():  # a bare encoder has no such file
+        state = run / "probe"
+    own: dict[str, Any] = {"probe_epochs": probe_epochs, "state": state}
+    settings = {name: value for name, value in own.items() if value is not None and name in _fields(chosen)}
     if not knn:
         settings["knn"] = ()
     result = api.evaluate(
         encoder,
         data,
-        pooling=None if pooling is None else str(pooling),
+        pooling=pooling and str(pooling),
         linear=linear,
         fractions=percents,
         protocol=chosen(labels=labels, save_labels=save_labels, seed=seed, **settings),
@@ -158,11 +158,6 @@ def _check_folder(option: str, file: Path | None) -> None:
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         reason = "is a folder" if file.is_dir() else "lies in a folder that does not exist"
         raise FineSightError(f"{option} {file} {reason}: give a file.")
-
-
-def _run_state(run: Path | None) -> Path | None:
-    """Return where a run keeps the state of its probe; None for a bare encoder."""
-    return run / "probe" if run is not None and (run / "config.yaml").exists() else None
 
 
 def _write_classes(file: Path, result: Evaluation) -> None:

@@ -10,8 +10,9 @@ from typing import Annotated
 
 import typer
 
-from finesight.cli.options import Json, PoolingChoice, Quiet
+from finesight.cli.options import Json, PoolingChoice, Quiet, Run
 from finesight.errors import FineSightError
+from finesight.io.console import console, printable
 
 COUNT = 48
 
@@ -22,7 +23,7 @@ class Rectify(StrEnum):
 
 
 def explain(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run.")],
+    run: Run,
     images: Annotated[list[str], typer.Argument(help="Image files, a folder, a list of paths, or a data set.")],
     out: Annotated[Path, typer.Option("--out", "-o", help="A folder for overlays, figures and index.html.")],
     beside: Annotated[
@@ -52,7 +53,6 @@ def explain(
     from finesight.explain.batch import Options, explain_folder
     from finesight.explain.explainer import Explainer, make_folder
     from finesight.explain.inputs import select_images
-    from finesight.io.console import console
 
     make_folder(out)
     selection = select_images(images, None if every else count)
@@ -60,14 +60,13 @@ def explain(
     names = run_names(runs)
     explainers = {name: Explainer.load(one, rectify=rectify.value) for name, one in zip(names, runs, strict=True)}
     console.print(f"Explaining {selection.choice}.", markup=False)
-    by = None if pooling is None else str(pooling)
-    options = Options(top=top, lowest=lowest, pair=pair, by=by, progress=not quiet)
+    options = Options(top=top, lowest=lowest, pair=pair, by=pooling and str(pooling), progress=not quiet)
     summary = explain_folder(explainers, selection, out, options)
     for facts in summary["runs"]:
         if facts["no_gradcam"]:
             console.print(f"{facts['run']}: no GradCAM. {facts['no_gradcam']}", markup=False)
     if skipped := summary["skipped"]:
-        first = f"{skipped[0]['path']}: {skipped[0]['reason']}".encode("utf-8", "replace").decode()
+        first = printable(f"{skipped[0]['path']}: {skipped[0]['reason']}")
         console.print(f"{len(skipped)} files were skipped, the first {first}", markup=False)
     if as_json:
         print(json.dumps(summary))

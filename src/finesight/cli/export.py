@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finesight.cli.options import Json, Quiet
+from finesight.cli.options import Json, Quiet, RunOrEncoder
 from finesight.errors import FineSightError
+from finesight.io.console import console
 
 if TYPE_CHECKING:
     from finesight.export.onnx import Exported
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def export(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of an encoder.")],
+    run: RunOrEncoder,
     out: Annotated[Path, typer.Argument(help="The file to write, model.onnx.")],
     responses: Annotated[bool, typer.Option("--responses", help="What each projection answers, as an output.")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Also a file in 8 bits beside it, model.int8.onnx.")] = False,
@@ -60,8 +61,6 @@ def export(
 
 
 def _print(whole: Exported) -> None:
-    from finesight.io.console import console
-
     print(f"{whole.file}: {whole.bytes / 2**20:.1f} MiB. Its largest difference from PyTorch:")
     for each in whole.differences:
         near = "" if each.cosine is None else f", cosine at least {each.cosine:.7f}"
@@ -71,8 +70,6 @@ def _print(whole: Exported) -> None:
 
 
 def _print_int8(less: Quantized, whole: Exported) -> None:
-    from finesight.io.console import console
-
     print(
         f"{less.file}: {less.bytes / 2**20:.1f} MiB ({less.bytes / whole.bytes:.0%}), calibrated on {less.calibrated} "
         f"pictures. On {less.compared} others, beside the fp32 file:"

@@ -7,12 +7,11 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
-from finesight.cli.options import Json, Quiet, Workers
+from finesight.cli.options import Json, Quiet, RunOrEncoder, Workers
 from finesight.errors import Interrupted
 from finesight.search.engines import uri_help
 
@@ -20,7 +19,7 @@ CONTINUE = "What is done is kept; the same command continues."
 
 
 def index(
-    run: Annotated[Path, typer.Argument(help="The folder of a finished run, or of an encoder.")],
+    run: RunOrEncoder,
     folder: Annotated[str, typer.Argument(help="The images: a folder, a list of paths, or a known dataset.")],
     index: Annotated[str | None, typer.Option("--index", help=f"{uri_help(new=True)}  [default: RUN/index]")] = None,
     as_json: Json = False,

@@ -29,6 +29,13 @@ Quiet = Annotated[bool, typer.Option("--quiet", help="No progress bars.")]
 By = Annotated[str | None, typer.Option(help="rationale, average, or a pooling of the index.  [default: its first]")]
 IndexUri = Annotated[str, typer.Argument(help=uri_help())]
 Run = Annotated[Path, typer.Argument(help="The folder of a finished run.")]
+RunOrEncoder = Annotated[Path, typer.Argument(help="The folder of a finished run, or of an encoder.")]
+LimitClasses = Annotated[int | None, typer.Option(min=2, help="Only the first classes.")]
+Backbone = Annotated[str | None, typer.Option(help="Any convolutional timm model.  [default: resnet50]")]
+Weights = Annotated[str | None, typer.Option(help="imagenet, random, or a weight file.  [default: imagenet]")]
+Resolution = Annotated[int | None, typer.Option(help="Pixels of a view.  [default: 224]")]
+Epochs = Annotated[int | None, typer.Option(help="[default: 100]")]
+Settings = Annotated[list[str] | None, typer.Option("--set", help="Any setting, as views.blur=0.5.")]
 
 
 class RenamedOptions(TyperCommand):

@@ -26,6 +26,7 @@ Token = Annotated[
 AllowHost = Annotated[
     list[str] | None, typer.Option(help="A host name that the server answers to, beside localhost and --host.")
 ]
+OpenPage = Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")]
 Queue = Annotated[int, typer.Option(min=1, max=10_000, help="Most pictures that may wait for the network.")]
 MaxUpload = Annotated[float, typer.Option("--max-upload-mb", min=0.01, max=1000, help="Largest upload.")]
 
@@ -36,7 +37,7 @@ def serve(
     port: Port = 8000,
     token: Token = None,
     allow_host: AllowHost = None,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = False,
+    open_page: OpenPage = False,
     queue: Queue = 32,
     max_upload_mb: MaxUpload = 20.0,
     engine: Annotated[

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from finesight.cli.options import CacheDir, Quiet, Workers
+from finesight.cli.options import Backbone, CacheDir, Epochs, Quiet, Resolution, Settings, Weights, Workers
 from finesight.cli.settings import assignments, parsed
 from finesight.errors import FineSightError
 
@@ -27,11 +27,9 @@ def train(
     variant: Annotated[
         Variant | None, typer.Option(help="Which variant of the rationale is learned (docs/variants.md).")
     ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Any convolutional timm model.  [default: resnet50]")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="imagenet, random, or a weight file.  [default: imagenet]")
-    ] = None,
-    resolution: Annotated[int | None, typer.Option(help="Pixels of a view.  [default: 224]")] = None,
+    backbone: Backbone = None,
+    weights: Weights = None,
+    resolution: Resolution = None,
     test_resolution: Annotated[int | None, typer.Option(help="Pixels at test time.  [default: as in training]")] = None,
     output_stride: Annotated[
         int | None, typer.Option(help="8, 16 or 32; 16 gives 7×7 at 112 px.  [default: 32]")
@@ -40,7 +38,7 @@ def train(
         bool | None, typer.Option(help="ResNets with caffe strides.  [default: what the weight file says]")
     ] = None,
     freeze: Annotated[int | None, typer.Option(help="0 nothing, 1 the stem, 2 and stage 1, …")] = None,
-    epochs: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
+    epochs: Epochs = None,
     batch_size: Annotated[int | None, typer.Option(help="Images a step, over all devices.  [default: 128]")] = None,
     queue: Annotated[str | None, typer.Option(help="Past keys that serve as negatives, or auto.")] = None,
     projections: Annotated[int | None, typer.Option(help="K, the filters of the rationale.  [default: 32]")] = None,
@@ -53,7 +51,7 @@ def train(
     limit_images: Annotated[int | None, typer.Option(help="Train on a random part of the images.")] = None,
     limit_classes: Annotated[int | None, typer.Option(help="Train on the first classes of a labeled source.")] = None,
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; options given here win.")] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as views.blur=0.5.")] = None,
+    settings: Settings = None,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, dropping what is in the run folder.")] = False,
     show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and stop.")] = False,
     devices: Annotated[int, typer.Option(min=1, help="Devices per machine; several train in parallel (DDP).")] = 1,
@@ -67,7 +65,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Learn features from a folder of images. Run the same command again to continue."""
-    from finesight.training.config import build_config, dotted, read_yaml
+    from finesight.training.config import RuntimeConfig, build_config, dotted, read_yaml, validate_settings
 
     flags = {
         "data": data,
@@ -98,7 +96,8 @@ def train(
 
         print(yaml.safe_dump(merged.model_dump(mode="json"), sort_keys=False), end="")
         return
-    runtime = _runtime(
+    runtime = validate_settings(
+        RuntimeConfig,
         devices=devices,
         nodes=nodes,
         accelerator=accelerator,
@@ -125,9 +124,3 @@ def _rationale_flags(wanted: bool | None, variant: Variant | None, projections: 
     if wanted and variant is None:
         variant = Variant("finesight")
     return {"rationale.variant": None if variant is None else str(variant), "rationale.projections": projections}
-
-
-def _runtime(**values: Any) -> Any:
-    from finesight.training.config import RuntimeConfig, validate_settings
-
-    return validate_settings(RuntimeConfig, **values)

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import CacheDir, Quiet, Workers
-from finesight.cli.serve import AllowHost, Host, MaxUpload, Port, Queue, Token, server_config, stoppable
+from finesight.cli.options import Backbone, CacheDir, Epochs, Quiet, Resolution, Settings, Weights, Workers
+from finesight.cli.serve import AllowHost, Host, MaxUpload, OpenPage, Port, Queue, Token, server_config, stoppable
 from finesight.cli.settings import assignments
 from finesight.errors import FineSightError
 
@@ -26,21 +26,19 @@ def up(
         Path | None, typer.Option(help="The run folder.  [default: finesight-NAME beside the folder]")
     ] = None,
     method: Annotated[str | None, typer.Option(help="lcr, or frozen to train nothing.  [default: lcr]")] = None,
-    weights: Annotated[
-        str | None, typer.Option(help="imagenet, random, or a weight file.  [default: imagenet]")
-    ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Any convolutional timm model.  [default: resnet50]")] = None,
-    resolution: Annotated[int | None, typer.Option(help="Pixels of a view.  [default: 224]")] = None,
-    epochs: Annotated[int | None, typer.Option(help="[default: 100]")] = None,
+    weights: Weights = None,
+    backbone: Backbone = None,
+    resolution: Resolution = None,
+    epochs: Epochs = None,
     batch_size: Annotated[
         int | None, typer.Option(help="Images per step.  [default: 128, or fewer if there are]")
     ] = None,
-    settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as views.blur=0.5.")] = None,
+    settings: Settings = None,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     token: Token = None,
     allow_host: AllowHost = None,
-    open_page: Annotated[bool, typer.Option("--open/--no-open", help="Open the page in a browser.")] = True,
+    open_page: OpenPage = True,
     queue: Queue = 32,
     max_upload_mb: MaxUpload = 20.0,
     cache_dir: CacheDir = None,
@@ -51,7 +49,7 @@ def up(
     from finesight.data.sources import open_source
     from finesight.server.run_server import bind
 
-    given = {
+    options = {
         "method": method,
         "backbone.weights": weights,
         "backbone.name": backbone,
@@ -59,16 +57,13 @@ def up(
         "epochs": epochs,
         "batch_size": batch_size,
     }
-    settings_given = {
-        **{key: value for key, value in given.items() if value is not None},
-        **assignments(settings or []),
-    }
+    given = {key: value for key, value in options.items() if value is not None} | assignments(settings or [])
     config = server_config(host, port, token, allow_host, open_page, queue, max_upload_mb, cache_dir)
     bind(host, port).close()  # an address that cannot be used is refused before hours of training
     images = len(open_source(folder).split("train"))
     run = run_folder(folder, out)
     with stoppable():
-        _train(run, folder, images, settings_given, cache_dir, workers, not quiet)
+        _train(run, folder, images, given, cache_dir, workers, not quiet)
         _serve(run, folder, config, workers, not quiet)
 
 
@@ -88,7 +83,7 @@ def _train(
     run: Path,
     folder: Path,
     images: int,
-    settings_given: dict[str, Any],
+    given: dict[str, Any],
     cache_dir: Path | None,
     workers: int | None,
     progress: bool,
@@ -99,18 +94,17 @@ def _train(
     from finesight.training.run_folder import RunFolder
 
     folder_of_run = RunFolder(run)
-    if (folder_of_run.encoder / "encoder.json").exists() and not settings_given and _same_data(folder_of_run, folder):
+    if (folder_of_run.encoder / "encoder.json").exists() and not given and _same_data(folder_of_run, folder):
         console.print(f"Using the encoder of {run}.", markup=False)
         return
-    config = training_config(folder_of_run, folder, images, settings_given)
+    config = training_config(folder_of_run, folder, images, given)
     if find_method(config.method).objective is None:
         _save_frozen(folder_of_run, config.with_absolute_paths())
         return
     from finesight.report.train import train_and_report
     from finesight.training.config import RuntimeConfig
 
-    runtime = RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=progress)
-    train_and_report(config, run, runtime)
+    train_and_report(config, run, RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=progress))
 
 
 def _save_frozen(run: RunFolder, config: TrainConfig) -> None:
@@ -127,15 +121,15 @@ def _same_data(run: RunFolder, folder: Path) -> bool:
     return Path(run.config().data).resolve() == folder.expanduser().resolve()
 
 
-def training_config(run: RunFolder, folder: Path, images: int, settings_given: dict[str, Any]) -> TrainConfig:
+def training_config(run: RunFolder, folder: Path, images: int, given: dict[str, Any]) -> TrainConfig:
     """Return the settings of the run that is there, if any, and those given; training refuses if they differ."""
     from finesight.training.config import build_config, dotted, read_yaml
     from finesight.training.renamed import current_settings
 
     known: dict[str, Any] = current_settings(dotted(read_yaml(run.config_file)))[0] if run.config_file.exists() else {}
-    if not known or settings_given.get("method", known.get("method")) != known.get("method"):
+    if not known or given.get("method", known.get("method")) != known.get("method"):
         known = {"batch_size": max(2, min(BATCH, int(0.9 * images)))}  # a tenth may be held out, or unreadable
-    return build_config({**known, **settings_given, "data": str(folder)})
+    return build_config({**known, **given, "data": str(folder)})
 
 
 def _serve(run: Path, folder: Path, config: ServerConfig, workers: int | None, progress: bool) -> None:
