@@ -36,9 +36,9 @@ def _root(context: typer.Context, as_json: Json = False) -> None:
                 f"Put --json behind the command: finesight datasets {context.invoked_subcommand} --json"
             )
         return
-    from finesight.data.layouts.layout import ordered_layouts
+    from finesight.data.layouts.layout import LAYOUTS
 
-    listed = [layout for layout in ordered_layouts() if layout.listed]
+    listed = [layout for layout in LAYOUTS.values() if layout.listed]
     if as_json:
         print(json.dumps({layout.name: _layout_json(layout) for layout in listed}))
         return

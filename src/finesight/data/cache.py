@@ -100,17 +100,8 @@ def open_cache(
 ) -> DecodedCache:
     """Decode what is not in the cache yet, then open all of it. Any number of processes may do so at once.
 
-    Parameters
-    ----------
-    side
-        Pixels of the short side of a decoded image (see ``cache_side``).
-    shard_images
-        How many images are written at a time: a build that is killed loses at most so many.
-
-    Raises
-    ------
-    FineSightError
-        If no image can be read, or the cache cannot be written.
+    ``side`` is the short side of a decoded image in pixels (see ``cache_side``). ``shard_images`` are written at a
+    time: a build that is killed loses at most so many.
     """
     folder = Path(cache_dir or default_cache_dir()).absolute() / f"v1-side{side}"
     keys, problems = _keys(source, side)
@@ -155,12 +146,9 @@ def _assemble(
     if not len(kept):
         raise FineSightError(_none_readable(source, skipped))
     rows = rows[kept]
-    maps = {int(s): _mapped(entries.shards[s] / "pixels.bin") for s in np.unique(entries.shard[rows])}
+    shards = np.unique(entries.shard[rows]).tolist()
+    maps: dict[int, NDArray[np.uint8]] = {s: np.memmap(entries.shards[s] / "pixels.bin", np.uint8, "r") for s in shards}
     return DecodedCache(source.select(kept), [*source.skipped, *skipped], side, entries, rows, maps)
-
-
-def _mapped(file: Path) -> NDArray[np.uint8]:
-    return np.memmap(file, np.uint8, mode="r")
 
 
 def _none_readable(source: ImageSource, skipped: list[tuple[str, str]]) -> str:

@@ -53,20 +53,11 @@ def read_image(file: str | Path | IO[bytes]) -> Image.Image:
 def read_image_and_size(
     file: str | Path | IO[bytes], at_least: int | None = None, trim: int = 0
 ) -> tuple[Image.Image, tuple[int, int]]:
-    """Return the first frame as upright RGB and the upright (width, height) of the file.
+    """Return the first frame as upright RGB and the upright (width, height) of the file, or raise ``SkipImage``.
 
-    Parameters
-    ----------
-    at_least
-        If given, a JPEG is decoded at 1/2, 1/4 or 1/8 as long as both sides keep so many pixels, which saves most of
-        the time. The picture is then smaller than the size that is returned.
-    trim
-        Rows that are cut off the bottom of the upright picture, and off the height that is returned.
-
-    Raises
-    ------
-    SkipImage
-        If the file cannot be used.
+    With ``at_least`` a JPEG is decoded at 1/2, 1/4 or 1/8 as long as both sides keep so many pixels, which saves most
+    of the time; the picture is then smaller than the size that is returned. ``trim`` rows are cut off the bottom of
+    the upright picture, and off the height that is returned.
     """
     try:
         with _open(file) as stream:
@@ -116,15 +107,14 @@ def _decode(stream: IO[bytes], at_least: int | None, trim: int) -> tuple[Image.I
     try:
         image = Image.open(stream, formats=FORMATS)
     except UnidentifiedImageError:
-        raise SkipImage("empty file (0 bytes)" if _is_empty(stream) else "not an image, or damaged") from None
+        empty = stream.seekable() and stream.seek(0, io.SEEK_END) == 0
+        raise SkipImage("empty file (0 bytes)" if empty else "not an image, or damaged") from None
     with image:
         width, height = image.size
         if width * height > MAX_PIXELS:
             raise SkipImage(_TOO_LARGE)
         shrinks = image.format in ("JPEG", "MPO")
-        scale = 1
-        if shrinks and at_least is not None:
-            scale = _shrink(image, at_least + trim)
+        scale = 1 if at_least is None or not shrinks else _shrink(image, at_least + trim)
         image.load()
         upright, turned = _upright(image)
         rgb = _eight_bit_rgb(upright)
@@ -200,13 +190,8 @@ def _finite(values: NDArray[np.int32] | NDArray[np.float32]) -> NDArray[np.float
     return np.nan_to_num(values.astype(np.float64), nan=0.0, posinf=0.0, neginf=0.0)
 
 
-def _is_empty(stream: IO[bytes]) -> bool:
-    return stream.seekable() and stream.seek(0, io.SEEK_END) == 0
-
-
 def _damage(error: Exception) -> str:
-    text = " ".join(str(error).split()) or type(error).__name__
-    return f"damaged image: {text}"
+    return f"damaged image: {' '.join(str(error).split()) or type(error).__name__}"
 
 
 def os_reason(error: OSError) -> str:

@@ -7,7 +7,7 @@ import csv
 import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from itertools import chain
+from itertools import chain, compress
 from pathlib import Path
 
 from finesight.data.listing import not_an_image_suffix
@@ -31,12 +31,7 @@ class ListedImages:
 
 def read_list(file: Path) -> ListedImages:
     """Read a list: one path per line, or a table with a ``path`` column and maybe ``label`` and ``split``, or a table
-    ``path,label`` without header. Paths are relative to the folder of the list or absolute.
-
-    Raises
-    ------
-    FineSightError
-        If a line cannot be used; the message shows the first of them.
+    ``path,label`` without header. A ``FineSightError`` shows the first lines that cannot be used.
     """
     lines = _lines(file)
     number, first = next(lines, (0, ""))
@@ -146,12 +141,8 @@ def _test_or_validation(rows: ListedImages) -> ListedImages:
     if "test" not in rows.splits:
         rows.splits = ["test" if split == "val" else split for split in rows.splits]
         return rows
-    kept = ListedImages()
-    for path, label, split in zip(rows.paths, rows.labels, rows.splits, strict=True):
-        if split == "val":
-            kept.skipped.append((path, "in the validation split; the list has a test split"))
-            continue
-        kept.paths.append(path)
-        kept.labels.append(label)
-        kept.splits.append(split)
-    return kept
+    used = [split != "val" for split in rows.splits]
+    paths, labels, splits = (list(compress(column, used)) for column in (rows.paths, rows.labels, rows.splits))
+    reason = "in the validation split; the list has a test split"
+    skipped = [(path, reason) for path, kept in zip(rows.paths, used, strict=True) if not kept]
+    return ListedImages(paths, labels, splits, skipped)

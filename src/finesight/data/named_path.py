@@ -7,21 +7,14 @@ import os
 import re
 from pathlib import Path
 
-from finesight.data.layouts.layout import LAYOUTS, ordered_layouts
+from finesight.data.layouts.layout import LAYOUTS
 from finesight.errors import FineSightError, unknown
-
-_CLOSE = 0.6  # how near a mistyped name must be to be taken for one
 
 
 def split_named_path(data: str | Path) -> tuple[str | None, str]:
     """Split ``cub:PATH`` into "cub" and PATH; return ``None`` and the whole for a path without a name.
 
-    A file or folder that exists under the whole text is a path.
-
-    Raises
-    ------
-    FineSightError
-        If the path is empty, or what precedes it looks like a name but is none.
+    A file or folder that exists under the whole text is a path. A mistyped name raises a ``FineSightError``.
     """
     text = str(data)
     name, colon, path = text.partition(":")
@@ -32,7 +25,7 @@ def split_named_path(data: str | Path) -> tuple[str | None, str]:
             raise FineSightError(f"{text} names no folder; write {name.lower()}:PATH")
         return name.lower(), path
     if _looks_like_a_name(name, path):
-        raise unknown("dataset", name, [layout.name for layout in ordered_layouts()])
+        raise unknown("dataset", name, LAYOUTS)
     return None, text
 
 
@@ -40,19 +33,21 @@ def _looks_like_a_name(name: str, path: str) -> bool:
     """Return False for a drive (C:) and an address (https://...)."""
     if not re.fullmatch(r"[A-Za-z][\w-]+", name) or path.startswith("//"):
         return False
-    near = difflib.get_close_matches(name.lower(), list(LAYOUTS), n=1, cutoff=_CLOSE)
+    near = difflib.get_close_matches(name.lower(), list(LAYOUTS), n=1)
     return bool(near) or (bool(path) and os.path.exists(os.path.expanduser(path)))
 
 
 def absolute_named_path(data: str) -> str:
     """Return ``data`` with an absolute path; a name before it is kept."""
-    return _join(split_named_path(data)[0], Path(split_named_path(data)[1]).expanduser().absolute())
+    name, path = split_named_path(data)
+    return _join(name, str(Path(path).expanduser().absolute()))
 
 
 def short_named_path(data: str) -> str:
     """Return ``data`` with only the last part of its path, for commands that are run on another machine."""
-    return _join(split_named_path(data)[0], Path(split_named_path(data)[1]).absolute().name)
+    name, path = split_named_path(data)
+    return _join(name, Path(path).absolute().name)
 
 
-def _join(name: str | None, path: str | Path) -> str:
-    return str(path) if name is None else f"{name}:{path}"
+def _join(name: str | None, path: str) -> str:
+    return path if name is None else f"{name}:{path}"

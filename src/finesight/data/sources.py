@@ -91,18 +91,10 @@ class ImageSource:
 
 
 def open_source(data: str | Path) -> ImageSource:
-    """Recognize what a folder or file holds and list its images.
+    """Recognize what a folder or file holds and list its images, or raise a ``FineSightError`` that says what is wrong.
 
-    Parameters
-    ----------
-    data
-        A folder of images (in class folders or not, split into train and test or not), a list of image paths, or the
-        folder of a named dataset. ``cub:PATH`` and the like demand that the whole dataset is there.
-
-    Raises
-    ------
-    FineSightError
-        If there is nothing to read, or a named dataset is not complete.
+    ``data`` is a folder of images (in class folders or not, split into train and test or not), a list of image paths,
+    or the folder of a named dataset. ``cub:PATH`` and the like demand that the whole dataset is there.
     """
     name, text = split_named_path(data)
     path = Path(text).expanduser().absolute()
@@ -143,11 +135,11 @@ def _open_splits(root: Path, folders: dict[str, str]) -> ImageSource:
     if empty := next((folders[split] for split, part in parts.items() if not part.images), None):
         raise FineSightError(f"{root / empty} holds no image; fill it or give --data the folder that has them")
     counts = [class_counts(part, depth=1) or {"": len(part.images)} for part in parts.values()]
-    classes = tuple(sorted(set().union(*counts) - {""}))
-    labels = None
+    classes, labels = tuple(sorted(set().union(*counts) - {""})), None
     if len(classes) >= 2:
         labels = np.concatenate([_repeat_labels(part, classes) for part in counts])
-    classes = classes if labels is not None else ()
+    else:
+        classes = ()
     splits = np.repeat(list(parts), [len(part.images) for part in parts.values()])
     return ImageSource(root, "splits", np.array(whole.images), labels, classes, splits, skipped=tuple(whole.skipped))
 
@@ -156,12 +148,10 @@ def _open_file(file: Path) -> ImageSource:
     if file.suffix.lower() in IMAGE_SUFFIXES:
         raise FineSightError(f"{file} is a single image; give --data the folder it lies in ({file.parent})")
     rows = read_list(file)
-    paths = np.array(rows.paths)
-    labels, classes = None, _class_order(rows.labels)
-    if classes:
-        labels = _labels(rows.labels, classes)
+    classes = _class_order(rows.labels)
+    labels = _labels(rows.labels, classes) if classes else None
     splits = np.array(rows.splits) if rows.splits else None
-    return ImageSource(file.parent, "list", paths, labels, classes, splits, skipped=tuple(rows.skipped))
+    return ImageSource(file.parent, "list", np.array(rows.paths), labels, classes, splits, skipped=tuple(rows.skipped))
 
 
 def _class_order(names: Sequence[str]) -> tuple[str, ...]:

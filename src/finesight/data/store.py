@@ -45,8 +45,8 @@ Row = tuple[bytes, int, tuple[int, ...], tuple[int, int], str]  # key, offset, s
 class _Decoded:
     """The result of one job: pixels, or the reason why there are none."""
 
-    pixels: NDArray[np.uint8] | None = None
-    original: tuple[int, int] = (0, 0)  # width, height
+    pixels: NDArray[np.uint8]  # empty for a file that is skipped
+    original: tuple[int, int]  # width, height
     reason: str = ""
     unreachable: bool = False  # the file may be readable next time: the reason must not be kept
 
@@ -88,13 +88,7 @@ class Entries:
 
 
 def image_key(file: str, side: int, trim: int = 0) -> bytes:
-    """Return a hash of path, size, time of the last change, wanted side and trim. The content is not read.
-
-    Raises
-    ------
-    UnreachableFile
-        If there is no such file.
-    """
+    """Hash path, size, time of the last change, side and trim of a file, or raise ``UnreachableFile``."""
     try:
         status = os.stat(file)
     except OSError as error:
@@ -185,13 +179,17 @@ def _build(
                 scratch.mkdir()
                 with open(scratch / "pixels.bin", "wb") as file:
                     decoded = bounded_map(lambda job: _decode(job, side), jobs[start : start + shard_images], workers)
-                    for (key, *_), result in decoded:
-                        if result.unreachable:
-                            unreachable[key] = result.reason
+                    for (key, *_), image in decoded:
+                        if image.unreachable:
+                            unreachable[key] = image.reason
                         else:
-                            rows.append(_append(file, key, result))
+                            rows.append((key, file.tell(), image.pixels.shape[:2], image.original, image.reason))
+                            file.write(np.ascontiguousarray(image.pixels).data)
                         bar.advance(task)
-                    _write_index(scratch, rows, _sync(file))
+                    total = _sync(file)
+                with open(scratch / "index.npz", "wb") as file:
+                    np.savez(file, total=np.int64(total), **_index(rows))
+                    _sync(file)
             if not rows:  # there is nothing to keep
                 shutil.rmtree(shard, ignore_errors=True)
     return unreachable
@@ -202,22 +200,9 @@ def _decode(job: Job, side: int) -> _Decoded:
     try:
         pixels, geometry = read_resized(file, side, trim)
     except SkipImage as skip:
-        return _Decoded(reason=str(skip), unreachable=isinstance(skip, UnreachableFile))
+        nothing = np.empty((0, 0, 3), np.uint8)
+        return _Decoded(nothing, (0, 0), str(skip), isinstance(skip, UnreachableFile))
     return _Decoded(pixels, geometry.original)
-
-
-def _append(file: IO[bytes], key: bytes, image: _Decoded) -> Row:
-    """Write the pixels of an image and return its row of the index."""
-    start, size = file.tell(), (0, 0) if image.pixels is None else image.pixels.shape[:2]
-    if image.pixels is not None:
-        file.write(np.ascontiguousarray(image.pixels).data)
-    return key, start, size, image.original, image.reason
-
-
-def _write_index(shard: Path, rows: list[Row], total: int) -> None:
-    with open(shard / "index.npz", "wb") as file:
-        np.savez(file, total=np.int64(total), **_index(rows))
-        _sync(file)
 
 
 def _index(rows: list[Row]) -> dict[str, Any]:

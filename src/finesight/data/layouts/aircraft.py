@@ -68,10 +68,7 @@ class Aircraft(DatasetLayout):
         return lists >= 2 and ((data / "images").is_dir() or not (split_folders(root) or split_folders(data)))
 
     def open(self, root: Path) -> ImageSource:
-        """Return the images in the order of the lists, trainval then test.
-
-        ``root`` is the folder ``data`` or the one that holds it.
-        """
+        """Return the images, trainval then test. ``root`` is the folder ``data`` or the one that holds it."""
         data = _data_folder(root)
         train_lists: tuple[str, ...] = (_TRAINVAL,)
         if not (data / _TRAINVAL).is_file() and all((data / half).is_file() for half in _TRAIN_AND_VAL):

@@ -97,10 +97,7 @@ class Cifar100(DatasetLayout):
         return any(_count_files(*form) >= 2 for form in _forms(root))
 
     def open(self, root: Path) -> ImageSource:
-        """Return the images in the order of the files, train then test, with the fine labels.
-
-        They are unpacked into the user's cache if they are not there yet.
-        """
+        """Return the images, train then test, with the fine labels. The first time they are unpacked."""
         folder, names = max(_forms(root), key=lambda form: _count_files(*form) / len(form[1]))
         for name in names:
             if not (folder / name).is_file():

@@ -103,13 +103,7 @@ def _dtype(name: str | bytes, *_: object) -> _Uint8:
 
 
 def read_pickle(file: Path) -> dict[str, Any]:
-    """Return the dict in ``file``, of ints, bytes, str, lists and arrays of uint8.
-
-    Raises
-    ------
-    FineSightError
-        If the file is too large or damaged, or asks for anything else.
-    """
+    """Return the dict in ``file``, of ints, bytes, str, lists and arrays of uint8; refuse anything else."""
     size = file.stat().st_size
     if size > MAX_BYTES:
         raise FineSightError(f"{file} has {size:,} bytes, too many for a file of CIFAR-100; {COPY_AGAIN}")

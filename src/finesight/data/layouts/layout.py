@@ -57,10 +57,7 @@ class OfficialCounts:
 
 
 class DatasetLayout(ABC):
-    """A dataset that is recognized by its files.
-
-    A subclass sets the attributes, implements ``open`` and is decorated with ``register_layout``.
-    """
+    """A dataset that is recognized by its files. Subclasses are decorated with ``register_layout``."""
 
     name: ClassVar[str]  # as in --data NAME:PATH, and the ``kind`` of its sources
     title: ClassVar[str]
@@ -79,13 +76,7 @@ class DatasetLayout(ABC):
 
     @abstractmethod
     def open(self, root: Path) -> ImageSource:
-        """Return the images of the folder.
-
-        Raises
-        ------
-        FineSightError
-            If a file is missing or damaged.
-        """
+        """Return the images of the folder; a ``FineSightError`` says which file is missing or damaged."""
 
     def super_categories(self, source: ImageSource) -> tuple[str, ...] | None:
         """Return the super-category of each of ``source.classes``, or ``None`` if the dataset has none."""
@@ -104,7 +95,9 @@ class DatasetLayout(ABC):
 
 
 L = TypeVar("L", bound=type[DatasetLayout])
-LAYOUTS: Registry[DatasetLayout] = Registry("dataset", ("finesight.data.layouts",), "finesight.datasets")
+LAYOUTS: Registry[DatasetLayout] = Registry(
+    "dataset", ("finesight.data.layouts",), "finesight.datasets", order=lambda layout: (layout.order, layout.name)
+)
 
 
 def register_layout(layout: L) -> L:
@@ -113,14 +106,9 @@ def register_layout(layout: L) -> L:
     return layout
 
 
-def ordered_layouts() -> list[DatasetLayout]:
-    """Return all layouts in the order in which a folder is tried with them."""
-    return sorted(LAYOUTS.values(), key=lambda layout: (layout.order, layout.name))
-
-
 def recognize_layout(root: Path) -> DatasetLayout | None:
     """Return the layout of the dataset in a folder, or ``None`` for a folder that holds none of them."""
-    return next((layout for layout in ordered_layouts() if layout.recognizes(root)), None)
+    return next((layout for layout in LAYOUTS.values() if layout.recognizes(root)), None)
 
 
 def official_counts(kind: str) -> OfficialCounts | None:
@@ -130,13 +118,7 @@ def official_counts(kind: str) -> OfficialCounts | None:
 
 
 def open_dataset(layout: DatasetLayout, root: Path) -> ImageSource:
-    """Open a folder as this dataset, whatever else it looks like.
-
-    Raises
-    ------
-    FineSightError
-        If it is not this dataset; the message says what is missing from the tree.
-    """
+    """Open a folder as this dataset, or raise a ``FineSightError`` that says what is missing from the tree."""
     if not root.exists():
         raise FineSightError(f"{root} does not exist; {layout.name}: takes the folder of {layout.title}")
     if not layout.recognizes(root):

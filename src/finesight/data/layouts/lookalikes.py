@@ -72,13 +72,7 @@ class Lookalikes(DatasetLayout):
 
 
 def make_lookalikes(root: Path, config: LookalikesConfig | None = None) -> ImageSource:
-    """Draw the dataset into ``root``, or open what the same configuration drew there before.
-
-    Raises
-    ------
-    FineSightError
-        If the folder holds anything else.
-    """
+    """Draw the dataset into ``root``, or open what the same configuration drew there; refuse any other content."""
     config = config or LookalikesConfig()
     if (root / MANIFEST).exists():
         if json.loads((root / MANIFEST).read_text())["config"] != config.model_dump():
