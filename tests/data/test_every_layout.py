@@ -19,7 +19,6 @@ from finesight.data.layouts.layout import (
     DatasetLayout,
     DirectoryTree,
     open_dataset,
-    ordered_layouts,
     recognize_layout,
 )
 from finesight.data.sources import open_source
@@ -29,7 +28,7 @@ from layouts import EXAMPLES, Example, facts
 from processes import environment
 
 FORMS = [builder for name in LAYOUTS for builder in EXAMPLES.get(name, [])]
-LISTED = [layout for layout in ordered_layouts() if layout.listed]
+LISTED = [layout for layout in LAYOUTS.values() if layout.listed]
 
 
 @pytest.fixture(autouse=True)
@@ -78,7 +77,7 @@ def test_every_layout_has_an_example(name: str) -> None:
 def test_it_is_recognized_and_opened(example: Example, tmp_path: Path) -> None:
     layout = layout_of(example)
     assert recognize_layout(example.root) is layout
-    assert [other.name for other in ordered_layouts() if other.recognizes(example.root)] == [example.layout]
+    assert [other.name for other in LAYOUTS.values() if other.recognizes(example.root)] == [example.layout]
     source = open_source(example.root)
     assert source.kind == example.layout
     assert facts(source) == facts(example)

@@ -5,11 +5,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from finesight.data.layouts.layout import official_counts, ordered_layouts
+from finesight.data.layouts.layout import LAYOUTS, official_counts
 from finesight.data.sources import ImageSource
 from finesight.data.verification import describe_differences, missing_files
 
-PUBLISHED = [layout.name for layout in ordered_layouts() if layout.official]
+PUBLISHED = [layout.name for layout in LAYOUTS.values() if layout.official]
 
 
 def source(train: int, test: int, classes: int, kind: str = "cars") -> ImageSource:

@@ -14,9 +14,7 @@ from finesight.cli.options import CacheDir, Data, Json, LimitClasses, PoolingCho
 from finesight.io.console import printable
 
 if TYPE_CHECKING:
-    import numpy as np
     from matplotlib.figure import Figure
-    from numpy.typing import NDArray
 
     from finesight.evaluation.compare import Comparison
     from finesight.evaluation.metrics import RetrievalMetric
@@ -143,50 +141,34 @@ def _change(found: Comparison, query: int) -> str:
 def _write(folder: Path, found: Comparison, summary: dict[str, Any]) -> None:
     from finesight.evaluation.metrics import retrieval_metrics
     from finesight.io.atomic import write_atomic
+    from finesight.plots.style import drawn
 
     table = io.StringIO()
     writer = csv.writer(table, lineterminator="\n")
     names = [f"{metric.query_column}_{system}" for metric in retrieval_metrics() for system in "ab"]
     writer.writerow(["path", "label", "change", *names])
-    writer.writerows(changed_row(found, i) for i in found.changed.tolist())
+    for query in found.changed.tolist():
+        values = [
+            (int if metric.binary else float)(evaluation.queries.per_query[metric.key][query])
+            for metric in retrieval_metrics()
+            for evaluation in (found.a, found.b)
+        ]
+        writer.writerow([found.paths[query], found.labels[query], _change(found, query), *values])
     write_atomic(folder / "comparison.json", json.dumps(summary, indent=2) + "\n")
     write_atomic(folder / "changed.csv", table.getvalue())
-    write_atomic(folder / "changed.png", changed_sheet(found))
+    write_atomic(folder / "changed.png", drawn(_changed_sheet)(found))
 
 
-def changed_row(found: Comparison, query: int) -> tuple[object, ...]:
-    """Return path, class, change, and the values by A and by B of every metric: 0 or 1 of hits, AP in [0, 1]."""
-    from finesight.evaluation.metrics import retrieval_metrics
-
-    values = [
-        (int if metric.binary else float)(evaluation.queries.per_query[metric.key][query])
-        for metric in retrieval_metrics()
-        for evaluation in (found.a, found.b)
-    ]
-    return found.paths[query], found.labels[query], _change(found, query), *values
-
-
-def changed_sheet(found: Comparison) -> bytes:
-    """Draw the most changed queries, each with the image that A and that B finds nearest; return a PNG."""
+def _changed_sheet(found: Comparison) -> Figure:
+    """Draw the most changed queries, each with the image that A and that B finds nearest."""
     from finesight.evaluation.compare import nearest
-    from finesight.plots.style import blank, drawn
-
-    @drawn
-    def draw() -> Figure:
-        shown = found.changed[:SHOWN]
-        if not len(shown):
-            return blank("No query changed: both find the same.")
-        images = found.images[shown]
-        return _sheet_of(found, shown, [nearest(found.a, images), nearest(found.b, images)])
-
-    return draw()
-
-
-def _sheet_of(found: Comparison, shown: NDArray[np.int64], hits: list[NDArray[np.int64]]) -> Figure:
-    """Draw as ``sheets.retrieval_rows`` does, but a column is a system and not a place in the ranking."""
-    from finesight.plots.style import INK, short
+    from finesight.plots.style import INK, blank, short
     from finesight.plots.tiles import below, framed, note, sheet, verdict
 
+    shown = found.changed[:SHOWN]
+    if not len(shown):
+        return blank("No query changed: both find the same.")
+    hits = [nearest(system, found.images[shown]) for system in (found.a, found.b)]
     cache = max(found.a.cache, found.b.cache, key=lambda cache: cache.side)  # the same images, index by index
     labels, classes = cache.source.labels, cache.source.classes
     assert labels is not None
@@ -195,8 +177,8 @@ def _sheet_of(found: Comparison, shown: NDArray[np.int64], hits: list[NDArray[np
         image = int(found.images[query])
         framed(tiles[0], cache.image(image), INK, 1.2)
         below(tiles[0], short(Path(found.paths[query]).name, 23), found.labels[query], INK)
-        for axes, system, nearest in zip(tiles[1:], (found.a, found.b), hits, strict=True):
-            hit = int(nearest[row])
+        for axes, system, first in zip(tiles[1:], (found.a, found.b), hits, strict=True):
+            hit = int(first[row])
             color, mark = verdict(bool(labels[hit] == labels[image]))
             framed(axes, cache.image(hit), color, 3)
             below(axes, f"{mark} AP {100 * system.queries.per_query['mAP'][query]:.1f}", classes[labels[hit]], color)

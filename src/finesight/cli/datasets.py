@@ -19,17 +19,15 @@ if TYPE_CHECKING:
     from finesight.data.quality import CheckReport, DuplicateGroup
 
 EXAMPLES = 5
-ABOUT = "List the named datasets, and find what is wrong with image data before you train on it."
 
-datasets_app = typer.Typer(help=ABOUT)
+datasets_app = typer.Typer(
+    help="List the named datasets, and find what is wrong with image data before you train on it."
+)
 
 
 @datasets_app.callback(invoke_without_command=True)
 def _root(context: typer.Context, as_json: Json = False) -> None:
-    """List the named datasets, and find what is wrong with image data before you train on it.
-
-    Without a command, print what to get for each dataset, where it officially lives, and the tree it belongs in.
-    """
+    """Print, without a command, what to get for each dataset, where it officially lives, and its tree."""
     if context.invoked_subcommand is not None:
         if as_json:
             raise FineSightError(

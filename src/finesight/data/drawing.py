@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import product
+from operator import ne
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,25 +17,13 @@ Points = NDArray[np.float64]  # (P, 2) x, y
 PART_NAMES = ("crown", "bill", "eye ring", "wing bars", "tail")
 SUPERSAMPLE = 3
 
-_RED, _YELLOW, _BLUE, _WHITE, _BLACK = (
-    (206, 48, 40),
-    (240, 196, 40),
-    (52, 98, 208),
-    (245, 243, 236),
-    (30, 28, 30),
-)
-_ORANGE = (236, 128, 32)
+_RED, _YELLOW, _BLUE = (206, 48, 40), (240, 196, 40), (52, 98, 208)
+_WHITE, _BLACK, _ORANGE = (245, 243, 236), (30, 28, 30), (236, 128, 32)
 CROWNS: tuple[Color, ...] = (_RED, _BLACK, _YELLOW, _BLUE, _WHITE)
 BILLS: tuple[Color, ...] = (_ORANGE, _BLACK, _RED, _YELLOW)
 EYE_RINGS: tuple[Color, ...] = (_WHITE, _YELLOW, _RED)
 WING_BARS: tuple[tuple[int, Color], ...] = ((0, _BLACK), (1, _WHITE), (2, _WHITE), (2, _YELLOW), (1, _BLUE))
-TAILS: tuple[tuple[Color, bool], ...] = (
-    (_BLACK, False),
-    (_WHITE, True),
-    (_RED, False),
-    (_YELLOW, True),
-    (_BLUE, False),
-)
+TAILS = ((_BLACK, False), (_WHITE, True), (_RED, False), (_YELLOW, True), (_BLUE, False))  # color, forked
 
 # near, far and leaf color of each habitat: what an image is tempted to be recognized by
 HABITATS: tuple[tuple[Color, Color, Color], ...] = (
@@ -57,7 +46,7 @@ class Species:
     bill: Color
     eye_ring: Color
     wing_bars: tuple[int, Color]
-    tail: tuple[Color, bool]
+    tail: tuple[Color, bool]  # and whether it is forked
 
 
 @dataclass(frozen=True)
@@ -72,19 +61,14 @@ class Drawing:
 
 def make_species(count: int, seed: int) -> list[Species]:
     """Return ``count`` species of which any two differ in at least two of the five parts."""
-    options = (CROWNS, BILLS, EYE_RINGS, WING_BARS, TAILS)
-    codes = np.array(list(product(*(range(len(o)) for o in options))))
-    codes = codes[np.random.default_rng([seed, 7]).permutation(len(codes))]
-    chosen: list[NDArray[np.int64]] = []
-    for code in codes:
-        if all((code != other).sum() >= 2 for other in chosen):
-            chosen.append(code)
+    options = list(product(CROWNS, BILLS, EYE_RINGS, WING_BARS, TAILS))
+    chosen: list[tuple[Color, Color, Color, tuple[int, Color], tuple[Color, bool]]] = []
+    for i in np.random.default_rng([seed, 7]).permutation(len(options)):
+        if all(sum(map(ne, options[i], other)) >= 2 for other in chosen):
+            chosen.append(options[i])
         if len(chosen) == count:
             break
-    return [
-        Species(CROWNS[c], BILLS[b], EYE_RINGS[e], WING_BARS[w], TAILS[t])
-        for c, b, e, w, t in (map(int, code) for code in chosen)
-    ]
+    return [Species(*parts) for parts in chosen]
 
 
 def draw(species: Species, size: int, rng: np.random.Generator) -> Drawing:
@@ -144,10 +128,8 @@ def _bird(canvas: Image.Image, mask: Image.Image, species: Species, rng: np.rand
 
     tail_color, forked = species.tail
     feathers = [(0.0, -0.09), (-0.42, -0.14), (-0.3, 0.0), (-0.42, 0.14), (0.0, 0.09)]
-    tail = _turned(np.array(feathers if forked else [feathers[i] for i in (0, 1, 3, 4)]), tail_turn) + (
-        -0.42,
-        0.06,
-    )
+    outline = feathers if forked else [feathers[i] for i in (0, 1, 3, 4)]
+    tail = _turned(np.array(outline), tail_turn) + (-0.42, 0.06)
     for x in (-0.02, 0.1):
         shape(np.array([(x, 0.2), (x + 0.03, 0.2), (x + 0.05, 0.48), (x + 0.02, 0.48)]), dark)
     shape(tail, tail_color)
@@ -164,10 +146,7 @@ def _bird(canvas: Image.Image, mask: Image.Image, species: Species, rng: np.rand
     shape(_ellipse(-0.1, -0.03, 0.32, 0.15, 0.2 + wing_turn), dark)
     bars, bar_color = species.wing_bars
     for i in range(bars):
-        bar = np.array([(-0.03, -0.14), (0.055, -0.14), (0.005, 0.13), (-0.08, 0.13)]) + (
-            0.06 - 0.18 * i,
-            0.0,
-        )
+        bar = np.array([(-0.03, -0.14), (0.055, -0.14), (0.005, 0.13), (-0.08, 0.13)]) + (0.06 - 0.18 * i, 0.0)
         shape(_turned(bar, 0.2 + wing_turn) + (-0.1, -0.03), bar_color)
     wing = _turned(np.array([[-0.06, 0.0]]), 0.2 + wing_turn) + (-0.1, -0.03)
     centers = [crown.mean(0), bill.mean(0), eye, wing[0], tail.mean(0)]

@@ -131,10 +131,7 @@ def entries_beside(root: Path, folders: dict[str, str]) -> list[tuple[str, str]]
 
 
 def class_counts(listing: Listing, depth: int = 0) -> dict[str, int]:
-    """Count the images of each folder of this depth, in the order of ``listing.images``.
-
-    Returns an empty dict if any image lies in no such folder.
-    """
+    """Count the images of each folder of this depth, in order; an empty dict if any image lies in no such folder."""
     counts: Counter[str] = Counter()
     for folder, n in listing.counts.items():
         counts["".join(folder.split("/")[depth : depth + 1])] += n

@@ -99,10 +99,7 @@ def open_complete(layout: DatasetLayout, root: Path) -> ImageSource:
 
 
 def describe_differences(source: ImageSource) -> str | None:
-    """Return how the lists differ from the published dataset; ``None`` if they do not or it is not a published one.
-
-    Files that are listed but missing are not looked for.
-    """
+    """Return how the lists differ from the published dataset, if they do; missing files are not looked for."""
     found = differences(source)
     return f"not the official {source.kind}: {'; '.join(found)}" if found else None
 
