@@ -24,7 +24,7 @@ Write = Callable[[str, Mapping[str, Any], RetrievalScores | None], None]  # name
 
 
 class Run(NamedTuple):
-    """One training: a training with a seed."""
+    """A training with a seed."""
 
     training: str
     seed: int
@@ -73,7 +73,7 @@ class Experiment(ABC):
         return comparable_settings(self.config(training, 0))
 
     def run(self, training: str, seed: int) -> Run | None:
-        """Return the training that gives a training; None for a seed that it does not have."""
+        """Return the run that gives the network of a training; None for a seed that it does not have."""
         return Run(training, seed)
 
     def folder(self, run: Run) -> RunFolder:
