@@ -24,10 +24,10 @@ lint: $(VENV)/.installed
 FAST := $(addprefix tests/,io data nn rationale methods training features evaluation search plots cli test_registry.py)
 
 check: lint
-	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile -m "not slow" $(FAST)
+	$(BIN)/python -m pytest -q -n $(JOBS) --dist loadfile --no-loadscope-reorder -m "not slow" $(FAST)
 
 test: lint
-	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile
+	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
 clean:
 	rm -rf demo runs $(VENV)
