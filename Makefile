@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo check test lint clean
+.PHONY: demo check test lint bench clean
 
 $(VENV)/.installed: pyproject.toml
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -28,6 +28,11 @@ check: lint
 
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
+
+# Speed, beside what one would use instead (docs/performance.md). BENCH=--quick takes two minutes.
+bench: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,bench]"
+	$(BIN)/python benchmarks/run_all.py $(BENCH)
 
 clean:
 	rm -rf demo runs $(VENV)

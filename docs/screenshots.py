@@ -2,6 +2,10 @@
 
 finesight serve runs/birds/index &
 python docs/screenshots.py http://127.0.0.1:8000/ a-bird.jpg --out docs/img
+
+finesight up birds/ --minutes 5 &
+python docs/screenshots.py http://127.0.0.1:8000/ birds/a-bird.jpg --up minute   # while it trains
+python docs/screenshots.py http://127.0.0.1:8000/ birds/a-bird.jpg --up after    # when it is done
 """
 
 from __future__ import annotations
@@ -79,16 +83,30 @@ def take(browser: Browser, url: str, photo: Path, out: Path, box: tuple[float, f
         save(page, out / "search-phone.webp")
 
 
+def take_up(browser: Browser, url: str, photo: Path, out: Path, moment: str) -> None:
+    """Take the page of `finesight up`: after a minute, or before and after training side by side."""
+    side_by_side = "?features=both&k=12" if moment == "after" else ""
+    with opened(browser, url + side_by_side, photo) as page:
+        if side_by_side:
+            page.wait_for_selector("#after-hits .card")
+        page.wait_for_selector("#training:not([hidden])")
+        save(page, out / f"up-{moment}.webp")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("url")
     parser.add_argument("photo", type=Path)
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "img")
     parser.add_argument("--box", type=float, nargs=4, default=(0.3, 0.2, 0.3, 0.3), help="x y width height, as shares")
+    parser.add_argument("--up", choices=("minute", "after"), help="only this picture, of `finesight up`")
     given = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
-        take(browser, given.url, given.photo, given.out, tuple(given.box))
+        if given.up:
+            take_up(browser, given.url, given.photo, given.out, given.up)
+        else:
+            take(browser, given.url, given.photo, given.out, tuple(given.box))
         browser.close()
 
 

@@ -102,7 +102,7 @@ def update_slowly(where: str, run: str, folder: str) -> None:
     from finesight.features.embedder import TorchEmbedder
     from finesight.search import build
 
-    engine = TorchEmbedder.load(run)
+    engine = TorchEmbedder.load(run, exact=True)
     index = build.open_or_create(where, engine, run, folder)
     build.update_index(index, engine, folder, workers=2, commit_images=3)
     index.close()

@@ -33,6 +33,7 @@ class Example:
     splits: list[str]
     boxes: list[list[float]] | None = None
     super_categories: tuple[str, ...] | None = None
+    listed: bool = True  # whether files name the images; else what lies in the folders are the images
 
 
 def facts(source: ImageSource | Example) -> tuple[Any, ...]:
@@ -146,6 +147,17 @@ def cars_in_one_folder(folder: Path) -> Example:
     savemat(root / "cars_annos.mat", {"annotations": table, "class_names": matlab_cell(CARS)}, do_compression=True)
     boxes = [[111, 6, 742, 711], [47, 23, 394, 179], [199, 3, 56, 252]]
     return Example("cars", root, [row[0] for row in rows], [0, 0, 2], CARS, ["train", "test", "train"], boxes)
+
+
+def cars_in_class_folders(folder: Path) -> Example:
+    """A mirror's form: the slash of a class name cannot be part of a folder's."""
+    root, names = folder / "stanford_cars", sorted(name.replace("/", "-") for name in CARS)
+    paths = [f"train/{name}/{i:05d}.jpg" for name in names for i in range(2)]
+    paths += [f"test/{name}/00007.jpg" for name in names[1:]]
+    for number, path in enumerate(paths):
+        write_picture(root / path, seed=number)
+    splits = ["train"] * 6 + ["test"] * 2
+    return Example("cars", root, paths, [0, 0, 1, 1, 2, 2, 1, 2], tuple(names), splits, listed=False)
 
 
 # --- FGVC-Aircraft ------------------------------------------------------------------------------------
@@ -308,7 +320,7 @@ def lookalikes(folder: Path) -> Example:
 
 EXAMPLES: dict[str, list[Callable[[Path], Example]]] = {
     "cub": [cub],
-    "cars": [cars, cars_in_one_folder],
+    "cars": [cars, cars_in_one_folder, cars_in_class_folders],
     "aircraft": [aircraft],
     "inat2019": [inat2019],
     "cifar100": [cifar_python, cifar_binary],

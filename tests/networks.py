@@ -10,7 +10,7 @@ import torch
 
 from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.poolings import offered_poolings
+from finesight.nn.poolings import find_pooling, offered_poolings
 from finesight.rationale.config import VARIANTS, VariantName
 
 KINDS: list[tuple[str, VariantName | None]] = [
@@ -18,16 +18,20 @@ KINDS: list[tuple[str, VariantName | None]] = [
     for name, pooling in offered_poolings().items()
     for variant in (None, *VARIANTS)
     if variant is not None or not pooling.needs_branch
+    if variant is None or not pooling.needs_class_token
 ]
 
 
 def small_encoder(pooling: str, variant: VariantName | None) -> Encoder:
+    tokens = find_pooling(pooling).needs_class_token
     rationale = None if variant is None else VARIANTS[variant].model_copy(update={"projections": 4})
     config = EncoderConfig(
         method="lcr",
         resolution=32,
         pooling=pooling,
-        backbone=BackboneConfig(name="test_resnet", weights="random", output_stride=8),
+        backbone=BackboneConfig(
+            name="test_vit" if tokens else "test_resnet", weights="random", output_stride=32 if tokens else 8
+        ),
         rationale=rationale,
     )
     with torch.random.fork_rng(devices=()):

@@ -25,6 +25,7 @@ from finesight.search.engines import open_index
 from finesight.server.app import create_app
 from finesight.server.config import ServerConfig
 from finesight.server.job import BackgroundJob
+from finesight.server.judge_desk import JudgeRoom
 from finesight.server.run_server import SearchServer, bind, browser_address
 from finesight.server.service import SearchService
 from indexes import small_encoder
@@ -84,7 +85,7 @@ def web_for(index: Path, cache: Path | None = None, job: BackgroundJob | None = 
 
 
 @contextmanager
-def in_thread(service: SearchService) -> Iterator[tuple[str, SearchServer]]:
+def in_thread(service: SearchService | JudgeRoom) -> Iterator[tuple[str, SearchServer]]:
     """Serve as ``finesight serve`` does, on a free port of this process. Yield the address and the server."""
     ready = threading.Event()
     server = SearchServer(service, ready.set)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 from finesight.version import __version__
 
 if TYPE_CHECKING:
-    from finesight.api import evaluate, load, train
+    from finesight.api import evaluate, judge, load, train, verdict
     from finesight.errors import FineSightError
     from finesight.explain.explainer import Explainer
     from finesight.features.encoder import Encoder
@@ -26,10 +26,12 @@ __all__ = [
     "FineSightError",
     "__version__",
     "evaluate",
+    "judge",
     "load",
     "open_index",
     "search_images",
     "train",
+    "verdict",
 ]
 
 _HOMES = {
@@ -37,10 +39,12 @@ _HOMES = {
     "Explainer": "finesight.explain.explainer",
     "FineSightError": "finesight.errors",
     "evaluate": "finesight.api",
+    "judge": "finesight.api",
     "load": "finesight.api",
     "open_index": "finesight.search.searcher",
     "search_images": "finesight.search.searcher",
     "train": "finesight.api",
+    "verdict": "finesight.api",
 }
 
 

@@ -21,7 +21,7 @@ from PIL import Image
 from finesight.data import store
 from finesight.data.cache import DecodedCache, cache_side, default_cache_dir, open_cache, write_skipped
 from finesight.data.decode import read_image_and_size
-from finesight.data.geometry import Geometry, read_resized
+from finesight.data.geometry import Geometry, Scale, read_resized
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.paper.objects.saliency import read_masks
@@ -242,7 +242,7 @@ def test_keys_without_a_trim_are_those_of_older_caches(folder: Path) -> None:
     file = folder / "0.png"
     status = file.stat()
     facts = f"{file}\0{status.st_size}\0{status.st_mtime_ns}\0{SIDE}"
-    assert store.image_key(str(file), SIDE) == hashlib.blake2b(facts.encode(), digest_size=16).digest()
+    assert store.image_key(str(file), Scale(SIDE)) == hashlib.blake2b(facts.encode(), digest_size=16).digest()
 
 
 # --- reading ----------------------------------------------------------------------------------------
@@ -545,9 +545,11 @@ BUILD = """
 import sys, time
 from pathlib import Path
 from PIL import Image
+from finesight.data.geometry import Scale
 from finesight.data.sources import open_source
 from finesight.data.store import add_images, image_key, read_entries
 folder, cache, side, slow_file, seconds = sys.argv[1:]
+scale = Scale(int(side))
 open_image = Image.open
 def open_on_a_slow_disk(file, **options):
     time.sleep(float(seconds) * file.name.endswith(slow_file))
@@ -556,7 +558,7 @@ Image.open = open_on_a_slow_disk
 files = [f"{folder}/{path}" for path in open_source(folder).paths]
 print("ready", flush=True)
 sys.stdin.readline()
-add_images(Path(cache), [(image_key(f, int(side)), f, 0) for f in files], int(side), workers=1, shard_images=16)
+add_images(Path(cache), [(image_key(f, scale), f, 0) for f in files], scale, workers=1, shard_images=16)
 print(len(read_entries(Path(cache)).keys), flush=True)
 """
 

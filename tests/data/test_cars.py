@@ -10,17 +10,20 @@ import pytest
 from scipy.io import savemat
 
 from finesight.data.sources import open_source
+from finesight.data.verification import verify
 from layouts import (
     CARS,
     CARS_TEST,
     CARS_TRAIN,
     CORNERS,
     cars,
+    cars_in_class_folders,
     cars_in_one_folder,
     facts,
     matlab_cell,
     matlab_struct,
     open_error,
+    write_picture,
 )
 
 
@@ -113,6 +116,52 @@ def test_images_sorted_into_classes_are_no_copy(two: Path) -> None:
     for split in ("train", "test"):
         (two / f"cars_{split}").rename(two / split)
     assert open_source(two).kind == "splits"
+
+
+# --- class folders of a mirror ------------------------------------------------------------------------
+
+
+def test_class_folders_are_the_images_that_plain_folders_are(tmp_path: Path) -> None:
+    """A run on the folder before it was recognized goes on: paths, labels and order are the same."""
+    root = cars_in_class_folders(tmp_path).root
+    (root / "devkit").mkdir()
+    (root / "devkit/cars_meta.mat").write_bytes(b"left there")
+    source = open_source(root)
+    other = tmp_path / "others"
+    shutil.copytree(root / "train", other / "train")
+    shutil.copytree(root / "test", other / "test")
+    for split in ("train", "test"):  # two known names are needed: these are somebody's cars
+        if (other / split / "Audi TTS Coupe 2012").exists():
+            (other / split / "Audi TTS Coupe 2012").rename(other / split / "Audi TTS Cabrio 2012")
+    plain = open_source(other)
+    assert (source.kind, plain.kind) == ("cars", "splits")
+    assert [path.replace("Cabrio", "Coupe") for path in plain.paths] == list(source.paths)
+    assert plain.labels is not None
+    assert plain.labels.tolist() == facts(source)[1]
+
+
+def test_what_a_mirror_lacks_is_said(tmp_path: Path) -> None:
+    root = cars_in_class_folders(tmp_path).root
+    words = verify(root).words()
+    assert "8,138 of 8,144 train images missing; 8,039 of 8,041 test images missing; 193 of 196 classes" in words
+    assert words.endswith("; this form has no boxes")
+    message = open_error(f"cars:{root}")
+    assert "is not the whole Stanford Cars: 8,138 of 8,144 train images missing" in message
+    assert "leave out cars: to use what is there" in message
+
+
+def test_a_whole_mirror_is_whole_without_boxes(tmp_path: Path) -> None:
+    """All of the images, empty files here: listing does not open them."""
+    names = sorted({*(f"Make Model {i:03d} 2012" for i in range(194)), *CARS[1:]})
+    for split, count in (("train", 8144), ("test", 8041)):
+        for name in names:
+            (tmp_path / split / name).mkdir(parents=True)
+        for i in range(count):
+            (tmp_path / split / names[i % 196] / f"{i:05d}.jpg").touch()
+    assert verify(tmp_path).words().endswith("every listed file is there; this form has no boxes")
+    assert len(open_source(f"cars:{tmp_path}")) == 16185
+    write_picture(tmp_path / "train" / names[0] / "more.jpg")
+    assert "8,145 train images where 8,144 belong" in open_error(f"cars:{tmp_path}")
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,13 @@ def test_what_is_no_image_is_reported_but_for_clutter(tmp_path: Path, picture) -
     for clutter in (".DS_Store", ".git/x.jpg", "__MACOSX/._a.jpg", "Thumbs.db", "._a.jpg", "Desktop.ini"):
         (tmp_path / clutter).parent.mkdir(exist_ok=True)
         (tmp_path / clutter).write_bytes(b"x")
-    for name in ("LICENSE", "notes.TXT"):
+    for name in (".kept back.jpg", "LICENSE", "notes.TXT"):
         (tmp_path / name).write_text("x")
     os.mkfifo(tmp_path / "pipe.jpg")  # which is not waited for
     source = open_source(tmp_path)
     assert source.paths.tolist() == ["a.jpg"]
     assert source.skipped == (
+        (".kept back.jpg", "hidden: its name begins with a dot"),
         ("LICENSE", "not an image file (no suffix)"),
         ("notes.TXT", "not an image file (.txt)"),
         ("pipe.jpg", "not a regular file"),

@@ -1,6 +1,8 @@
 """Every operation against torchvision's at the same parameters, and every parameter's distribution."""
 
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import permutations
 
 import pytest
@@ -11,12 +13,13 @@ from scipy import stats
 from torch import Tensor
 from torchvision.transforms import ColorJitter, InterpolationMode, RandomResizedCrop
 
-from finesight.data import color, views
+from finesight.data import color
+from finesight.data.crop import crop_resize_flip
 from finesight.data.views import ViewConfig, ViewParams, apply_views, sample_params
 from finesight.errors import FineSightError
 from finesight.methods.base import METHODS
 from finesight.training.config import build_config
-from small import seeded
+from small import seeded, torch_threads
 
 TV_JITTER = (TF.adjust_brightness, TF.adjust_contrast, TF.adjust_saturation, TF.adjust_hue)
 OUR_JITTER = (color.adjust_brightness, color.adjust_contrast, color.adjust_saturation, color.adjust_hue)
@@ -106,6 +109,22 @@ def test_blur_equals_torchvision(images: Tensor, kernel: int) -> None:
         close(result, TF.gaussian_blur(image, [kernel, kernel], [s, s]))
 
 
+@pytest.mark.parametrize("kind", [*range(4), "gray", "blur", "solarize", "normalize"])
+def test_operations_can_write_over_their_images(images: Tensor, kind: int | str) -> None:
+    values = torch.linspace(0.05, 0.45, len(images))
+    operations: dict[int | str, Callable[..., Tensor]] = {
+        **{jitter: partial(operation, images, values) for jitter, operation in enumerate(OUR_JITTER)},
+        "gray": partial(color.to_gray, images),
+        "blur": partial(color.gaussian_blur, images, values * 5, 7),
+        "solarize": partial(color.solarize, images, 0.5),
+        "normalize": partial(color.normalize, images, (0.1, 0.2, 0.3), (0.4, 0.5, 0.6)),
+    }
+    before, expected = images.clone(), operations[kind]()
+    assert torch.equal(images, before)
+    assert operations[kind](out=images) is images
+    assert torch.equal(images, expected)
+
+
 def test_blur_kernel_follows_the_resolution() -> None:
     assert ViewConfig(resolution=224).blur_kernel == 13
     assert ViewConfig(resolution=112).blur_kernel == 7
@@ -141,14 +160,15 @@ def test_crop_resize_flip_equals_torchvision(resolution: int, flipped: bool) -> 
     which = [image for image, _ in CROPS]
     crop = torch.tensor([box for _, box in CROPS])
     flip = torch.full((len(CROPS),), flipped)
-    found = views.crop_resize_flip(canvas[which], crop, flip, resolution)
+    found = crop_resize_flip(canvas[which], crop, flip, resolution)
+    assert torch.equal(crop_resize_flip(canvas[which], crop, flip, resolution, together=True), found), "as on a GPU"
     for result, (image, box) in zip(found, CROPS, strict=True):
         h, w = sizes[image].tolist()
         pixels = canvas[image, :, :h, :w] / 255
         expected = TF.resized_crop(pixels, *box, [resolution] * 2, InterpolationMode.BILINEAR, antialias=False)
         close(result, TF.hflip(expected) if flipped else expected)
         tight = canvas[image : image + 1, :, :h, :w]
-        alone = views.crop_resize_flip(tight, torch.tensor([box]), torch.tensor([flipped]), resolution)
+        alone = crop_resize_flip(tight, torch.tensor([box]), torch.tensor([flipped]), resolution)
         assert torch.equal(alone[0], result)
 
 
@@ -198,7 +218,7 @@ def test_zero_strength_means_no_change() -> None:
     config = ViewConfig(resolution=16, jitter=1, brightness=0, contrast=0, saturation=0, hue=0, gray=0, blur=0, flip=0)
     canvas, sizes = ragged_canvas([(40, 61)] * 4)
     params = sample_params(config, sizes, seeded())
-    plain = views.crop_resize_flip(canvas, params.crop, params.flip, 16)
+    plain = crop_resize_flip(canvas, params.crop, params.flip, 16)
     assert torch.equal(apply_views(config, canvas, params), color.normalize(plain, config.mean, config.std))
 
 
@@ -228,6 +248,19 @@ def test_a_rank_gets_its_share_of_the_joined_batch() -> None:
     shuffled = torch.randperm(12, generator=seeded())
     assert torch.equal(apply_views(config, canvas[shuffled], params[shuffled]), joined[shuffled])
     assert len(params[2:5]) == 3
+
+
+@pytest.mark.parametrize("resolution", [16, 112])
+def test_the_number_of_threads_changes_no_bit(resolution: int) -> None:
+    config = ViewConfig(resolution=resolution, solarize=0.2)
+    canvas, sizes = ragged_canvas([(130, 190), (170, 128), (140, 150)] * 4)
+    params = sample_params(config, sizes, seeded())
+    with torch_threads(1):
+        expected = apply_views(config, canvas, params)
+    for threads in (2, 3, 16):
+        with torch_threads(threads):
+            assert torch.equal(apply_views(config, canvas, params), expected)
+            assert torch.get_num_threads() == threads
 
 
 def test_autocast_does_not_change_a_view() -> None:

@@ -1,7 +1,9 @@
 import math
 import re
+import signal
 import subprocess
 import sys
+import threading
 from itertools import pairwise
 from typing import Any
 
@@ -14,10 +16,18 @@ from hypothesis import strategies as st
 from finesight.errors import FineSightError
 from finesight.evaluation import linear
 from finesight.evaluation.fractions import nested_fractions
-from finesight.evaluation.linear import fit, predict
-from finesight.features.row_space import RowSpace
+from finesight.evaluation.probe_fits import class_places
+from finesight.evaluation.softmax import (
+    Rows,
+    fit,
+    fit_products,
+    inner_products,
+    leading_directions,
+    predict,
+    weights_of,
+)
 from finesight.features.wide import WideRows
-from reference.linear import sgd
+from reference.linear import probe, sgd
 
 
 def linear_probe(*data: Any, **options: Any) -> dict[str, dict[str, float]]:
@@ -147,7 +157,7 @@ def test_top_accuracies_against_sorted_logits() -> None:
     rng = np.random.default_rng(0)
     logits, y = rng.standard_normal((200, 9)), rng.integers(-1, 9, 200)
     order = np.argsort(-logits, axis=1)
-    got = linear.class_places(torch.from_numpy(logits), torch.from_numpy(y))
+    got = class_places(torch.from_numpy(logits), torch.from_numpy(y))
     assert got.tolist() == [[*order[i, :5], y[i]].index(y[i]) + 1 for i in range(200)]
 
 
@@ -161,6 +171,16 @@ def test_same_seed_same_numbers_and_words_on_the_way() -> None:
         np.testing.assert_array_equal(now, before)
     assert said[0] == "linear probe, 100 % of the labels: choosing the learning rate, 5 epochs"
     assert "fitting with learning rate" in said[-1]
+
+
+def test_a_signal_ends_what_the_threads_do() -> None:
+    """As Ctrl-C does; the fits would go on for hours."""
+    main = threading.main_thread().ident
+    before = signal.signal(signal.SIGUSR1, signal.default_int_handler)
+    threading.Timer(0.5, signal.pthread_kill, (main, signal.SIGUSR1)).start()
+    with pytest.raises(KeyboardInterrupt):
+        linear_probe(*blobs(0), *blobs(1), lrs=(1.0,), epochs=(10**8,))
+    signal.signal(signal.SIGUSR1, before)
 
 
 def test_test_labels_and_features_cannot_influence_the_choice() -> None:
@@ -181,8 +201,9 @@ def test_choice_is_the_best_on_validation() -> None:
     folds = [np.isin(np.arange(len(x)), held) for held in linear.validation_folds(labels, 0)]
     assert len(folds) == 5
     accuracy = {}
-    for lr in QUICK["lrs"]:
-        for epochs in QUICK["epochs"]:
+    lrs, lengths = (1.0, 10.0), QUICK["epochs"]
+    for lr in lrs:
+        for epochs in lengths:
             hits = [
                 predict(fit(tx[~held], ty[~held], 6, [lr], epochs, 0, batches=2), tx[held])[0].argmax(1).numpy()
                 == labels[held]
@@ -190,14 +211,39 @@ def test_choice_is_the_best_on_validation() -> None:
             ]
             accuracy[lr, epochs] = np.mean(np.concatenate(hits))
     assert len(set(accuracy.values())) > 1
-    scores = linear_probe(x, labels, *blobs(1), fractions=[100], **QUICK)["100"]
+    scores = linear_probe(x, labels, *blobs(1), fractions=[100], lrs=lrs, epochs=lengths)["100"]
     assert accuracy[scores["lr"], scores["epochs"]] == max(accuracy.values())
 
 
+@pytest.mark.parametrize(("images", "width"), [(1600, 450), (1000, 450)])  # in leading directions, on products
+def test_the_probe_is_that_of_plain_loops(images: int, width: int) -> None:
+    """One setting at a time, on all dimensions in float64; many small directions, as features have."""
+    lrs, epochs = (1.0, 10.0), (4, 12)
+    rng = np.random.default_rng(1)
+    labels = np.arange(images) % 10
+    scale, centers = np.arange(1, width + 1) ** -0.5, rng.standard_normal((10, width))
+    x = (centers[labels] + 5 * rng.standard_normal((images, width))) * scale
+    test = (centers[labels] + 5 * rng.standard_normal((images, width))) * scale
+    x, test = (one.astype(np.float32) / np.linalg.norm(one, axis=1, keepdims=True) for one in (x, test))
+
+    def batches(count: int, length: int) -> list[list[list[int]]]:
+        generator = torch.Generator().manual_seed(0)
+        orders = [torch.randperm(count, generator=generator) for _ in range(length)]
+        return [[part.tolist() for part in torch.tensor_split(order, -(-images // 256))] for order in orders]
+
+    folds = linear.validation_folds(labels, 0)
+    setting, accuracy, classes = probe(x, labels, test, folds, lrs, epochs, batches)
+    got = linear_probe(x, labels, test, labels, fractions=[100], lrs=lrs, epochs=epochs)["100"]
+    assert min(accuracy.values()) < max(accuracy.values()) - 1
+    assert (got["lr"], got["epochs"]) == setting
+    assert got["top1"] == pytest.approx(100 * (classes == labels).mean(), abs=0.3)
+    assert 40 < got["top1"] < 99
+
+
 def test_the_count_of_steps_is_that_of_the_probe() -> None:
-    """Seven rates for 30 epochs and three for 100 on every fold, then one for 100 on all; batches of 256 at most."""
+    """Seven rates for 30 epochs and two for 100 on every fold, then one for 100 on all; batches of 256 at most."""
     labels = np.repeat(np.arange(6), [3, 120, 120, 120, 120, 120])  # one of the three is held out, a fifth of others
-    choosing = 7 * 30 + 3 * 100
+    choosing = 7 * 30 + 2 * 100
     assert linear.steps_of_one_rate(labels, (100,)) == 3 * (5 * choosing + 100), "603 images, 121 held out in each fold"
     assert linear.steps_of_one_rate(labels, (20,)) == 1 * (5 * choosing + 100)
     many = np.repeat(np.arange(100), 60)
@@ -222,7 +268,7 @@ def test_divergent_settings_lose() -> None:
     with pytest.raises(FineSightError, match="diverged at every setting"):
         linear_probe(*blobs(0), *blobs(1), lrs=(1e39, 1e40), epochs=(10,))
     logits = torch.full((4, 3), float("nan"))
-    assert linear.class_places(logits, torch.zeros(4, dtype=torch.long)).tolist() == [6] * 4, "never right"
+    assert class_places(logits, torch.zeros(4, dtype=torch.long)).tolist() == [6] * 4, "never right"
 
 
 def test_one_image_per_class_falls_back_on_the_papers_setting() -> None:
@@ -318,35 +364,42 @@ def half(x: np.ndarray) -> WideRows:
 
 @pytest.mark.parametrize("uneven", [False, True])
 @pytest.mark.parametrize("kept", ["float32", "float16"])
-def test_a_probe_in_the_row_space_is_the_probe(uneven: bool, kept: str) -> None:
+def test_a_probe_on_inner_products_is_the_probe(uneven: bool, kept: str) -> None:
     """The same weights and predictions as the direct fit, whatever the rate, on all rows and on a part of them."""
     (x, labels), (test, _) = wide(0), wide(1)
     if uneven:
         x *= np.random.default_rng(2).uniform(0.01, 3, (60, 1)).astype(np.float32)
     given = torch.from_numpy(x) if kept == "float32" else half(x)
     exact = torch.from_numpy(np.asarray(given))
-    y, seen, unseen = torch.from_numpy(labels), torch.from_numpy(x), torch.from_numpy(test)
-    span = RowSpace(given, block_bytes=8 * 60 * 37)
-    assert span.rows.shape == (60, 60)
-    torch.testing.assert_close(span.rows @ span.rows.T, exact @ exact.T, rtol=1e-5, atol=1e-6)
-    assert not span.rows[40].any()
-    finer = RowSpace(given, jitter=1e-12)
-    inside = finer.factor * finer.norm[:, None]
+    y, seen = torch.from_numpy(labels), (torch.from_numpy(x), torch.from_numpy(test))
+    products = inner_products(given, block_bytes=4 * 60 * 37)
+    torch.testing.assert_close(products, exact @ exact.T + 1, rtol=1e-5, atol=1e-6)
     for part in (torch.arange(60), torch.arange(5, 47)):
-        same_probe(span, span.rows[part], exact[part], y[part], [0.3, 3.0, 10.0], (seen, unseen))
+        inside = products[part[:, None], part]
+        same_probe(inside, given[part], exact[part], y[part], [0.3, 3.0, 10.0], seen)
+        doubled = exact[part].double()
         high = [3.0, 30.0, 100.0]
-        same_probe(finer, inside[part], exact[part].double(), y[part], high, (seen.double(), unseen.double()))
+        same_probe(inner_products(doubled), doubled, doubled, y[part], high, tuple(one.double() for one in seen))
 
 
 def same_probe(
-    span: RowSpace, inside: torch.Tensor, rows: torch.Tensor, y: torch.Tensor, lrs: list[float], seen: tuple
+    products: torch.Tensor, given: Rows, rows: torch.Tensor, y: torch.Tensor, lrs: list[float], seen: tuple
 ) -> None:
     """Rates at which a fit overshoots magnify its rounding, a thousandfold and more: those are tried in float64."""
-    direct, lifted = fit(rows, y, 4, lrs, 50, seed=0), span.lift(fit(inside, y, 4, lrs, 50, seed=0))
+    direct, shares = (way(x, y, 4, lrs, 50, seed=0) for way, x in ((fit, rows), (fit_products, products)))
+    lifted = weights_of(shares, given, 4, block_bytes=4 * 60 * 37)
     assert lifted.shape == direct.shape
     for x in seen:
         for got, want in zip(predict(lifted, x), predict(direct, x), strict=True):
             torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-4 * float(want.abs().max()))
+
+
+def test_leading_directions_hold_the_most() -> None:
+    x = torch.from_numpy(blobs(0, dim=30)[0])
+    directions = leading_directions(x, 7)
+    torch.testing.assert_close(directions.T @ directions, torch.eye(7), rtol=0, atol=1e-5)
+    held = torch.linalg.svdvals(x)[:7]
+    torch.testing.assert_close((x @ directions).norm(dim=0), held, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("normalize", [True, False])
@@ -358,12 +411,12 @@ def test_the_way_does_not_change_the_scores(normalize: bool) -> None:
     inside = linear_probe(x, y, test, test_y, **options)
     assert [text.split()[-5] for text in words if "with each other" in text] == ["120", "60", "24"]
     words.clear()
-    direct = linear_probe(x, y, test, test_y, row_space_images=1, **options)
+    direct = linear_probe(x, y, test, test_y, compared=1, **options)
     assert 20 < direct["100"]["top1"] < 100
     for percent in direct:
         assert inside[percent]["top1"] == pytest.approx(direct[percent]["top1"], abs=1)  # one image of 120
         assert (inside[percent]["lr"], inside[percent]["epochs"]) == (direct[percent]["lr"], direct[percent]["epochs"])
-    lazily = linear_probe(half(x), y, half(test), test_y, row_space_images=1, **options)  # row by row out of one matrix
+    lazily = linear_probe(half(x), y, half(test), test_y, compared=1, **options)  # row by row out of one matrix
     assert not any("with each other" in text for text in words)
     for percent in direct:
         assert lazily[percent]["top1"] == pytest.approx(direct[percent]["top1"], abs=2)
@@ -374,12 +427,11 @@ def test_wide_features_are_never_copied() -> None:
     """Of 3,000 images with 20,000 numbers (120 MB in 16 bits, 240 in float32) in all, 800 to fit to."""
     script = """
 import resource, numpy as np
-from finesight.evaluation import linear
-from finesight.features import row_space
+from finesight.evaluation import linear, softmax
 from finesight.features import wide as store
 peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-store.BLOCK_BYTES = row_space.GRAM_BLOCK = 2 * 2**20
-linear.BATCH = row_space.BATCH = 64
+store.BLOCK_BYTES = softmax.BLOCK_BYTES = 2 * 2**20
+softmax.BATCH = 64
 rng = np.random.default_rng(0)
 features = store.WideRows.empty(3000, 20_000)
 for start in range(0, 3000, 50):

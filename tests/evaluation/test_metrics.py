@@ -82,8 +82,21 @@ def test_two_metrics_of_one_name_are_refused() -> None:
     class Again(RetrievalMetric):
         key, title = "rank1", "rank-1"
 
+        def value(self, positions: np.ndarray, gallery: int) -> float:
+            return 0.0
+
     with pytest.raises(FineSightError, match=r"Two metrics are called 'retrieval\.rank1'"):
         metric(Again)
+
+
+@pytest.mark.parametrize("kind", [RetrievalMetric, ClassifierMetric, LocalizationMetric])
+def test_a_metric_without_values_is_refused_when_it_is_registered(kind: type[Metric]) -> None:
+    incomplete = type(
+        "Incomplete", (kind,), {"family": kind.__dict__.get("family", "linear"), "key": "no", "title": "No"}
+    )
+    with pytest.raises(TypeError, match="value"):
+        metric(incomplete)
+    assert not any(name.endswith(".no") for name in METRICS)
 
 
 def test_a_metric_where_lower_is_better_says_so() -> None:

@@ -8,27 +8,32 @@ import numpy as np
 import pytest
 import torch
 
+from finesight.api import frozen
 from finesight.errors import FineSightError
 from finesight.explain.contributions import FeatureParts, Similarity, decompose, similarity
 from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Box
+from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.poolings import find_pooling, offered_poolings
 from reference import contributions as loops
 
 pytestmark = pytest.mark.slow
 
 K = 5
-POOLINGS = list(offered_poolings())
-MASKED = [name for name in POOLINGS if name != "bilinear"]
+SUMS = [name for name, pooling in offered_poolings().items() if pooling.is_sum_over_cells]
+POOLINGS = [name for name in SUMS if not find_pooling(name).needs_class_token]  # of the encoder below
+MASKED = [name for name in SUMS if name != "bilinear"]
 
 
-def seen(seed: int, *, negative: bool = False, shape: tuple[int, int, int] = (6, 3, 4)) -> FeatureParts:
+def seen(
+    seed: int, *, negative: bool = False, signed: bool = False, shape: tuple[int, int, int] = (6, 3, 4)
+) -> FeatureParts:
     random = np.random.default_rng(seed)
     phi = random.normal(size=shape) if negative else random.random(shape) + 0.01
     responses = random.normal(size=(K, *shape[1:]))
-    return FeatureParts(phi, random.random(shape[1:]), responses, responses.argmax(0))
+    return FeatureParts(phi, random.random(shape[1:]), responses, responses.argmax(0), signed)
 
 
 @pytest.fixture
@@ -78,10 +83,11 @@ def sums_to_its_score(found: Similarity) -> bool:
     return sums == pytest.approx([found.score] * len(sums), abs=1e-10)
 
 
-@pytest.mark.parametrize("by", POOLINGS)
-@pytest.mark.parametrize("negative", [False, True])
-def test_cells_and_projections_sum_to_the_score(by: str, negative: bool) -> None:
-    found = decompose(seen(2, negative=negative), seen(3, negative=negative), find_pooling(by))
+@pytest.mark.parametrize("by", SUMS)
+@pytest.mark.parametrize(("negative", "signed"), [(False, False), (True, False), (True, True)])
+def test_cells_and_projections_sum_to_the_score(by: str, negative: bool, signed: bool) -> None:
+    two = (seen(seed, negative=negative, signed=signed) for seed in (2, 3))
+    found = decompose(*two, find_pooling(by))
     assert sums_to_its_score(found)
     shares = [part.share for part in found.projections]
     assert shares == sorted(shares, reverse=True)
@@ -133,7 +139,7 @@ def test_it_is_the_score_of_a_search_also_by_a_box(
     encoder: Encoder, two: tuple[Path, Path], space: str, region: Box | None
 ) -> None:
     engine = TorchEmbedder(encoder, "-")
-    views = [picture_view(two[0], engine.resolution, region), picture_view(two[1], engine.resolution)]
+    views = [picture_view(two[0], engine.framing, region), picture_view(two[1], engine.framing)]
     query, hit = engine.encode(views, [region, None])
     for images in (views, two):
         found = similarity(encoder, *images, space, region)
@@ -160,6 +166,18 @@ def test_an_encoder_without_a_rationale_has_cells_but_no_projections(encoder: En
     assert sums_to_its_score(found)
     with pytest.raises(FineSightError, match="needs a trained rationale"):
         similarity(encoder.with_pooling("energy"), *two, "rationale")
+
+
+@pytest.mark.parametrize("by", ["attention", "attention-gem", "energy-gem", "average"])
+def test_the_score_of_a_transformer(two: tuple[Path, Path], by: str) -> None:
+    torch.manual_seed(0)
+    encoder = frozen(BackboneConfig(name="test_vit", weights="random"), 64)
+    found = similarity(encoder, *two, by)
+    a, b = encoder.embed(list(two), by)  # type: ignore[arg-type]
+    assert found.score == pytest.approx(float(torch.cosine_similarity(a, b, dim=0)), abs=1e-5)
+    assert sums_to_its_score(found)
+    with pytest.raises(FineSightError, match="'class-token' cannot be taken apart"):
+        similarity(encoder, *two, "class-token")
 
 
 def test_wrong_input_is_said(encoder: Encoder, two: tuple[Path, Path], tmp_path: Path) -> None:

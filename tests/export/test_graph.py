@@ -10,6 +10,7 @@ from torch.testing import assert_close
 from finesight.export.graph import Graph, cell_share
 from finesight.export.verify import reference, trials
 from finesight.nn.pooling import object_share
+from finesight.nn.poolings import find_pooling
 from finesight.rationale.config import VariantName
 from networks import KINDS, small_encoder
 from reference.boxes import share
@@ -20,13 +21,17 @@ from reference.boxes import share
 def test_every_output_is_the_encoders(pooling: str, variant: VariantName | None) -> None:
     encoder = small_encoder(pooling, variant)
     graph = Graph(encoder, responses=variant is not None)
-    for images, region in trials(32, 8, seed=3):
+    narrow = find_pooling(pooling).can_narrow
+    for images, drawn in trials(32, encoder.backbone.stride, 3, encoder.backbone.map.sides):
+        region = drawn if narrow else None
         whole = torch.ones(images.shape[:3]) if region is None else region
         *outputs, _ = graph(images, whole)
         wanted = reference(encoder, images, region, graph.names)
         assert set(graph.names) == set(wanted)
         for name, output in zip(graph.names, outputs, strict=True):
-            assert_close(output, torch.from_numpy(wanted[name]), rtol=1e-4, atol=1e-5)
+            # a mask is stretched from 0 to 1, and with it the rounding of tokens that are nearly alike
+            stretched = encoder.backbone.signed and name == "attention"
+            assert_close(output, torch.from_numpy(wanted[name]), rtol=1e-4, atol=1e-3 if stretched else 1e-5)
 
 
 @torch.no_grad()

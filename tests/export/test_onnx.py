@@ -79,7 +79,15 @@ def test_the_region_may_be_left_out_or_shared_by_the_batch(encoder: Encoder, pla
     assert np.abs(shared[0] - alone[0]).max() > 1e-3
 
 
-@pytest.mark.parametrize(("pooling", "variant"), [("energy-gem", None), ("bilinear", "released")])
+@pytest.mark.parametrize(
+    ("pooling", "variant"),
+    [
+        ("energy-gem", None),
+        ("bilinear", "released"),
+        ("attention-gem", None),
+        ("class-token-and-average", None),
+    ],
+)
 def test_other_poolings_and_variants(tmp_path: Path, pooling: str, variant: VariantName | None) -> None:
     small_encoder(pooling, variant).save(tmp_path / "encoder")
     report = export_onnx(tmp_path, tmp_path / "model.onnx", progress=False)

@@ -70,7 +70,7 @@ def index(where: Path) -> Iterator[Index]:
 def test_it_sees_what_torch_sees(lcr: Path, exported: ExportedRun, birds: Path) -> None:
     files = sorted(birds.glob("train/*/*.png"))[:4]
     embedders = TorchEmbedder.load(lcr), OnnxEmbedder(exported.file)
-    said = [(embedder.fingerprint, embedder.spaces, embedder.resolution) for embedder in embedders]
+    said = [(embedder.fingerprint, embedder.spaces, embedder.framing) for embedder in embedders]
     assert said[0] == said[1]
     for regions in (None, [BOX] * 4, [None, BOX, None, (0.5, 0.5, 0.5, 0.5)]):
         views = [picture_view(file, 32, region) for file, region in zip(files, regions or [None] * 4, strict=True)]

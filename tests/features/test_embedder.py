@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import pkgutil
 import shutil
+import time
 from collections.abc import Callable
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from close import same_rows
 from finesight.errors import FineSightError
 from finesight.features.embedder import TorchEmbedder, unit
 from finesight.features.encoder import Encoder
@@ -46,14 +48,12 @@ def test_the_encoders_own_features(embedder: TorchEmbedder, files: list[Path]) -
     for space in ("rationale-gem", "average"):
         raw = embedder.encoder.embed(files, space).numpy()
         for embedding, row in zip(embeddings, raw, strict=True):
-            assert np.array_equal(embedding.features[space], unit(row))
+            assert same_rows(embedding.features[space][None], unit(row)[None])
             np.testing.assert_allclose(embedding.features[space], row / np.linalg.norm(row), atol=1e-6)
             assert np.linalg.norm(embedding.features[space]) == pytest.approx(1, abs=1e-6)
-    assert np.array_equal(
-        np.stack([embedding.mask for embedding in embeddings]), embedder.encoder.attend(files).numpy()
-    )
+    assert same_rows([embedding.mask for embedding in embeddings], embedder.encoder.attend(files))
     alone = embedder.encode([picture_view(files[2], 32)])[0]
-    assert all(np.array_equal(alone.features[space], embeddings[2].features[space]) for space in embedder.spaces)
+    assert all(same_rows(alone.features[space][None], embeddings[2].features[space][None]) for space in embedder.spaces)
     assert not np.array_equal(embeddings[0].features["average"], embeddings[1].features["average"])
 
 
@@ -77,7 +77,8 @@ def test_a_zero_vector_stays_zero() -> None:
 
 
 def test_a_region_weighs_each_cell_by_its_share(embedder: TorchEmbedder, files: list[Path]) -> None:
-    encoder, poolings = embedder.encoder, offered_poolings()
+    encoder = embedder.encoder
+    poolings = {name: pooling for name, pooling in offered_poolings().items() if not pooling.needs_class_token}
     views, regions = encoder.prepare(files[:1]), torch.zeros(1, 32, 32)
     regions[:, 3:20, 10:29] = 1
     narrow, whole = encoder.encode(views, tuple(poolings), regions=regions), encoder.encode(views, tuple(poolings))
@@ -101,8 +102,9 @@ def test_regions_of_a_batch_are_each_its_own(embedder: TorchEmbedder, files: lis
     plain = embedder.encode(views)
     for n, (embedding, other) in enumerate(zip(embeddings, plain, strict=True)):
         for space in embedder.spaces:
-            assert np.array_equal(embedding.features[space], other.features[space]) == (n % 2 == 1)
-    assert np.array_equal(embedder.encode(views[:1], [box])[0].features["average"], embeddings[0].features["average"])
+            assert same_rows(embedding.features[space][None], other.features[space][None]) == (n % 2 == 1)
+    alone = embedder.encode(views[:1], [box])[0].features["average"]
+    assert same_rows(alone[None], embeddings[0].features["average"][None])
     with pytest.raises(ValueError, match="regions"):
         embedder.encode(views, [box])
     with pytest.raises(ValueError, match="regions"):
@@ -154,6 +156,7 @@ def test_embedding_costs_hardly_more_than_the_backbone(tmp_path: Path) -> None:
     """Mask, two poolings and normalizing, counted in operations of the profiler: well below a tenth."""
     encoder = Encoder.load(small_encoder(tmp_path))
     view = torch.randn(1, 3, 32, 32)
+    encoder.encode(view, ())  # the first time, the network is made ready
     with torch.profiler.profile(with_flops=True) as seen:
         encoder.encode(view, ("rationale-gem", "average"))
     with torch.profiler.profile(with_flops=True) as bare, torch.no_grad():
@@ -161,3 +164,18 @@ def test_embedding_costs_hardly_more_than_the_backbone(tmp_path: Path) -> None:
     both, alone = (sum(event.flops or 0 for event in one.key_averages()) for one in (seen, bare))
     assert alone > 0
     assert both < 1.1 * alone
+
+
+def test_many_images_take_less_time_than_one_by_one(tmp_path: Path) -> None:
+    """In seconds of the processor and by turns: seven times as fast here, as the network is small."""
+    run = small_encoder(tmp_path)
+    fast, exact = Encoder.load(run), Encoder.load(run, exact=True)
+    views, ratios = torch.randn(32, 3, 32, 32), []
+    for _ in range(5):
+        seconds = []
+        for encoder in (fast, exact):
+            began = time.process_time()
+            encoder.encode(views, ("rationale-gem", "average"))
+            seconds.append(time.process_time() - began)
+        ratios.append(seconds[1] / seconds[0])
+    assert sorted(ratios)[2] > 1.5, ratios

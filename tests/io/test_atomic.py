@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from pathlib import Path
 
 import pytest
@@ -43,6 +44,39 @@ def test_folders_appear_whole(tmp_path: Path) -> None:
     with pytest.raises(RuntimeError):
         fail_half_way(tmp_path / "other")
     assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+
+
+def test_a_folder_is_replaced_and_never_away(tmp_path: Path) -> None:
+    target = tmp_path / "folder"
+    away, done = [], threading.Event()
+
+    def make(number: int) -> None:
+        with atomic_path(target, replace_folder=True) as scratch:
+            scratch.mkdir()
+            (scratch / f"{number}").write_text(f"{number}")
+
+    def look() -> None:
+        while not done.is_set():
+            away.append(not target.is_dir())
+
+    make(0)
+    watcher = threading.Thread(target=look)
+    watcher.start()
+    for number in range(1, 300):
+        make(number)
+        assert [path.name for path in target.iterdir()] == [f"{number}"]
+    done.set()
+    watcher.join()
+    assert [path.name for path in tmp_path.iterdir()] == ["folder"]
+    assert len(away) > 100
+    assert not any(away)
+
+
+def test_a_file_never_replaces_a_folder(tmp_path: Path) -> None:
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(OSError, match="folder"), atomic_path(tmp_path / "folder", replace_folder=True) as scratch:
+        scratch.write_text("a file")
+    assert (tmp_path / "folder").is_dir()
 
 
 def test_the_scratch_name_keeps_the_suffix(tmp_path: Path) -> None:

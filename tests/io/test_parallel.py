@@ -6,8 +6,10 @@ import threading
 import time
 
 import pytest
+import torch
 
-from finesight.io.parallel import bounded_map
+from finesight.io.parallel import bounded_map, shared_threads
+from small import torch_threads
 
 
 def test_results_come_in_order_with_their_items() -> None:
@@ -40,3 +42,28 @@ def test_an_error_comes_in_its_place_and_threads_end() -> None:
     with pytest.raises(KeyError):
         next(results)
     assert threading.active_count() == before
+
+
+@pytest.mark.parametrize(("threads", "most", "each"), [(4, 2, 2), (5, 2, 2), (1, 2, 1), (3, 8, 1)])
+def test_torchs_threads_are_shared(threads: int, most: int, each: int) -> None:
+    with torch_threads(threads):
+        with shared_threads(most) as pool:
+            count = min(threads, most)
+            together = threading.Barrier(count)  # tasks that wait for each other must run at once
+            found = list(pool.map(lambda _: (together.wait(timeout=30), torch.get_num_threads())[1], range(count)))
+            assert found == [each] * count
+            assert torch.get_num_threads() == threads
+        assert torch.get_num_threads() == threads
+
+
+def test_tasks_that_have_not_begun_are_dropped() -> None:
+    began: list[int] = []
+
+    def work(n: int) -> None:
+        began.append(n)
+        time.sleep(0.05)
+
+    with torch_threads(1), shared_threads(2) as pool:
+        tasks = [pool.submit(work, n) for n in range(100)]
+        tasks[0].result()
+    assert len(began) < 10

@@ -6,7 +6,7 @@ import torch
 from objectives import assert_slopes, bare, images, normal, outputs, pictures, seeded, small
 
 from finesight.training.config import RuntimeConfig, build_config
-from finesight.training.train import prepare_data
+from finesight.training.train_images import prepare_data
 from reference.dino import cross_entropy
 from small import SMALL
 

@@ -119,8 +119,21 @@ EVERY = [*POOLINGS.values(), BranchPooling("8"), BranchPooling("fresh", gem=True
 SHAPES = {"rectangle": (3, 4, 3, 5), "one cell": (2, 3, 1, 1), "one channel": (1, 1, 4, 2)}
 
 
+def class_token(images: int, channels: int) -> torch.Tensor:
+    return random(images, channels, seed=3)
+
+
 def expected(pooling: Pooling, phi: torch.Tensor, mask: torch.Tensor, region: torch.Tensor | None) -> np.ndarray:
-    """What loops give, for a mask that is the same for all kinds; its responses are mask and 1 - mask."""
+    """What loops give, for a mask that is the same for all kinds; its responses are mask and 1 - mask.
+
+    The class token is that of ``class_token``.
+    """
+    if pooling.needs_class_token and pooling.mask is None:
+        token = class_token(len(phi), phi.shape[1]).numpy()
+        if pooling.name == "class-token":
+            return token
+        means = pooled_reference(phi.numpy(), np.ones(mask.shape))
+        return np.concatenate([part / np.linalg.norm(part, axis=1, keepdims=True) for part in (token, means)], 1)
     weights = torch.ones_like(mask) if pooling.mask is None else mask
     cover = torch.ones_like(mask) if region is None else region
     if pooling.per_projection:
@@ -128,7 +141,8 @@ def expected(pooling: Pooling, phi: torch.Tensor, mask: torch.Tensor, region: to
         return bilinear_reference(phi.numpy(), responses.numpy())
     inside = weights * cover
     inside = torch.where(inside.sum((1, 2), keepdim=True) > 0, inside, cover)  # a mask that says nothing
-    return pooled_reference(phi.numpy(), inside.numpy(), power=3.0 if pooling.gem else 1.0)
+    found = pooled_reference(phi.numpy(), inside.numpy(), power=3.0 if pooling.gem else 1.0)
+    return found * inside.numpy().sum((1, 2))[:, None] if pooling.total else found
 
 
 @pytest.mark.parametrize("region", [False, True], ids=["whole", "region"])
@@ -142,7 +156,8 @@ def test_a_pooling_is_what_loops_give(pooling: Pooling, shape: tuple[int, ...], 
     part = random(n, *grid, seed=2).abs().clamp(max=1) if region else None
     masks = {} if pooling.mask is None else {pooling.mask: weights}
     responses = torch.stack([weights, 1 - weights], 1) if pooling.per_projection else None
-    found = pooling(phi, masks, responses, part)
+    more = {"class_token": class_token(n, channels)} if not pooling.can_narrow else {}
+    found = pooling(phi, masks, responses, part, **more)
     assert found.shape == (n, pooling.width(channels, 2))
     np.testing.assert_allclose(found.numpy(), expected(pooling, phi, weights, part), rtol=1e-10, atol=1e-12)
 
@@ -155,18 +170,20 @@ def test_a_pooling_describes_itself(pooling: Pooling) -> None:
     assert pooling.needs_branch == pooling.shown_mask.startswith("rationale")
     assert pooling.needs_objects == (pooling.mask == "box")
     assert pooling.spaces[-1] == "average"
-    assert find_pooling(pooling.indexed).width(8, 4) == 8, "an index keeps no wide features"
+    assert find_pooling(pooling.indexed).width(8, 4) <= 16, "an index keeps no wide features"
+    assert pooling.can_narrow or pooling.needs_class_token
     assert not (pooling.offered and pooling.needs_objects), "no user's folder has what an oracle needs"
 
 
 def test_a_pooling_of_its_own_kind_is_no_sum_over_cells() -> None:
-    assert all(pooling.is_sum_over_cells for pooling in EVERY)
+    assert all(pooling.is_sum_over_cells == pooling.can_narrow for pooling in EVERY)
     largest = type("Max", (Pooling,), {"name": "max", "__call__": lambda self, phi, *_: phi.amax((2, 3))})()
     assert not largest.is_sum_over_cells
 
 
 def test_which_are_offered_and_kept() -> None:
-    names = ["average", "gem", "energy", "energy-gem", "rationale", "rationale-gem", "bilinear"]
+    names = ["average", "gem", "energy", "energy-gem", "attention", "attention-gem", "class-token"]
+    names += ["class-token-and-average", "rationale", "rationale-gem", "rationale-sum", "bilinear"]
     assert list(offered_poolings()) == names
     assert [name for name, pooling in POOLINGS.items() if pooling.trainable] == ["average", "rationale", "bilinear"]
     spaces = {name: find_pooling(name).spaces for name in ("average", "bilinear", "rationale-gem")}

@@ -79,7 +79,9 @@ def test_moco_release_takes_the_query_encoder(tmp_path: Path, suffix: str) -> No
         }
         torch.save(content, path)
     model = fresh()
-    assert load_weights(model, path) == "100 of 100 tensors matched (MoCo names)"
+    report, _, unused = load_weights(model, path).partition("; not used: ")
+    assert report == "100 of 100 tensors matched (MoCo names)"
+    assert set(unused.split(", ")) == {"module.encoder_k (100 tensors)", "module.queue"}
     assert_holds(model, query)
 
 
@@ -139,6 +141,13 @@ def test_another_network_is_an_error_that_names_tensors(tmp_path: Path) -> None:
     assert "Missing: conv1.weight" in message
     assert "Unexpected: stem.0.weight" in message
     assert "head." not in message
+
+
+def test_a_deeper_network_of_the_same_family_is_an_error(tmp_path: Path) -> None:
+    """It has every tensor of the model, and more."""
+    torch.save(donor_state("resnet34"), tmp_path / "w.pth")
+    with pytest.raises(FineSightError, match=r"no place for: layer1\.2\.conv1\.weight.*another backbone"):
+        load_weights(fresh(), tmp_path / "w.pth")
 
 
 def test_another_shape_is_an_error(tmp_path: Path) -> None:
@@ -264,7 +273,9 @@ def test_a_dead_hub_fails_fast_and_names_the_ways_out(tmp_path: Path) -> None:
                 message, seconds = process.stdout.readline(), process.stdout.readline()
                 assert "ImageNet weights of 'resnet18' could not be fetched" in message
                 assert hub in message
-                assert "--weights random" in message
-                assert "--weights FILE" in message
+                assert message.index("/resnet18.a1_in1k/resolve/main/model.safetensors") < message.index(
+                    "--weights FILE"
+                )
+                assert message.index("--weights FILE") < message.index("--weights random is for training from nothing")
                 assert float(seconds) < 20
             process.stdin.write("\n")

@@ -139,7 +139,7 @@ def test_a_variant_of_the_rationale_is_trained_as_it_says_whatever_the_profile(b
     assert found["finesight"] == ours
     assert found["relu-loss"] == ours.model_copy(update={"rectify": "relu"})
     assert found["relu-negative"] == ours.model_copy(update={"rectify": "relu", "score": "negative_loss"})
-    assert job.config("paper", 0).pooling == "rationale"
+    assert job.config("paper", 0).pooling == "rationale-sum"
 
 
 @pytest.mark.parametrize("name", ALL)
@@ -371,10 +371,10 @@ def test_profiles(birds: Path, class_folders: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--profile", "gpu"), ("There is no profile 'gpu'", "drawn, cpu-50, cpu-200, paper")),
+        (("--profile", "gpu"), ("There is no profile 'gpu'", "drawn, cpu-50, cpu-200, cpu-200-resnet18, paper")),
         (("--data", "no/such/folder"), ("does not exist", "give --data")),
         (("--seed", "-1"), ("--seed takes whole numbers from 0 on, not -1",)),
-        (("--set", "epochs=1"), ("Projections would be chosen after 1 of 1 epochs", "--set rationale.keep_from")),
+        (("--set", "epochs=1"), ("Projections would be chosen after 1 of 1 epoch,", "--set rationale.keep_from")),
         (("--set", "rationale.keep_from=16"), ("chosen after 16 of 16 epochs",)),
         (("--set", "rationale.projections=12"), ("Keeping 8 projections", "there are 12")),
         (("--set", "epochs"), ("--set takes key=value",)),

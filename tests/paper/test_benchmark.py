@@ -5,21 +5,26 @@ from __future__ import annotations
 import json
 import shutil
 import signal
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import tiny
 import torch
+from PIL import Image
 
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
 from finesight.paper.benchmark import Benchmark
+from finesight.paper.datasets import DATASETS
 from finesight.paper.experiment import Run
 from finesight.paper.rows import BIRD_ROWS
 from finesight.paper.selection import is_frozen
 from finesight.paper.store import REQUIRED
+from finesight.training.color_rule import MILD, STRONG
 from processes import rows
 
 pytestmark = pytest.mark.slow
@@ -291,3 +296,39 @@ def test_rows_are_written_as_soon_as_they_are_known(cub: Path, tmp_path: Path) -
     blocked.rmdir()
     assert set(job.store.read()) == {*names} - {"frozen"}
     assert tiny.plan(job) == {Run("frozen", 0): ["frozen"]}
+
+
+# --- another dataset than birds ---------------------------------------------------------------------------------------
+
+
+def draw_cars(root: Path, *, train_gray: bool) -> Path:
+    """Two classes: gray patterns that a mirror changes, or areas of one color; test images are the other kind."""
+    random = np.random.default_rng(0)
+    for split, count, gray in (("train", 12, train_gray), ("test", 3, not train_gray)):
+        for name in ("Audi TTS Coupe 2012", "BMW M3 Coupe 2012"):
+            (root / split / name).mkdir(parents=True)
+            for i in range(count):
+                area = random.integers(0, 256, (5, 5, 1) if gray else (1, 1, 3), dtype=np.uint8)
+                picture = Image.fromarray(np.broadcast_to(area, (5, 5, 3)).copy())
+                picture.resize((48, 40), Image.Resampling.NEAREST).save(root / split / name / f"{i}.png")
+    return root
+
+
+@pytest.mark.parametrize(("gray", "colors"), [(True, STRONG), (False, MILD)], ids=["gray", "colored"])
+def test_colors_of_other_data_are_decided_by_its_train_images(
+    gray: bool, colors: Mapping[str, float], cub: Path, tmp_path: Path
+) -> None:
+    data = draw_cars(tmp_path / "cars", train_gray=gray)
+    setting = tiny.profile(**MILD, rationale=tiny.APART)
+    job = tiny.bench(data, tmp_path, setting, ["frozen-gem", "lcr-mask"], dataset=DATASETS["cars"])
+    settings = job.settings("lcr")
+    assert {key: settings[key] for key in colors} == dict(colors)
+    assert tiny.bench(cub, tmp_path, setting).settings("lcr")["views.hue"] == MILD["views.hue"]  # as the profile says
+    plain = tiny.bench(data, tmp_path, tiny.profile(), dataset=DATASETS["cars"])
+    assert plain.settings("lcr")["views.hue"] == STRONG["views.hue"]  # MoCo v2's: nothing was chosen on birds
+    tiny.run(job)
+    result = job.store.read()["lcr-mask"][0]
+    assert (result["dataset"], result["classes"], result["image_side"]) == ("Stanford Cars", 2, 40)
+    assert result["colors"]["settings"] == dict(colors)
+    assert result["settings"]["views.hue"] == colors["views.hue"]
+    assert not tiny.plan(job)

@@ -8,7 +8,7 @@ import torch
 from scipy import stats
 from torch import Tensor
 
-from finesight.data import views
+from finesight.data.crop import crop_resize_flip
 from finesight.paper.objects.compose import (
     BACKDROP,
     GRAY,
@@ -85,7 +85,7 @@ def test_crop_maps_show_what_the_view_shows() -> None:
     side, resolution, boxes = 48, 32, [(0, 0, 48, 48), (5, 9, 20, 31), (20, 1, 28, 47), (7, 13, 40, 9), (0, 30, 48, 18)]
     maps, crop = random_maps(len(boxes), side), torch.tensor(boxes)
     flip = torch.arange(len(boxes)) % 2 == 1
-    view = views.crop_resize_flip(maps[:, None].expand(-1, 3, -1, -1), crop, flip, resolution)[:, 0]
+    view = crop_resize_flip(maps[:, None].expand(-1, 3, -1, -1), crop, flip, resolution)[:, 0]
     alpha = crop_maps(maps, torch.full((len(boxes), 2), side), crop, flip, resolution)
     for i, (_, _, height, width) in enumerate(boxes):
         rows, columns = (inside(length, resolution) for length in (height, width))

@@ -13,7 +13,7 @@ from finesight.methods.base import METHODS
 from finesight.nn.poolings import find_pooling
 from finesight.paper.datasets import CUB, DATASETS, open_dataset, recognize_datasets
 from finesight.paper.published import TABLE_1, paper_results, paper_row
-from finesight.paper.rows import BIRD_ROWS, PROJECTIONS, TRAININGS, UNTRAINED
+from finesight.paper.rows import BIRD_ROWS, MORE_ROWS, PROJECTIONS, TABLE_ROWS, TRAININGS, UNTRAINED, WITH_RATIONALE
 from finesight.paper.scores import COMPARED, CURVE, OURS
 from finesight.paper.selection import find_row, is_frozen, select_rows
 
@@ -52,6 +52,26 @@ def test_every_registered_method_is_a_row() -> None:
         assert name in BIRD_ROWS or (row.training, row.label, row.paper) == (name, method.about, method.paper)
     assert (find_row("byol").pooling, find_row("byol-lcr").pooling) == ("average", "rationale-gem")
     assert find_row("multitask").paper == METHODS["lcr-multitask"].paper == "Ours-MultiTask"
+
+
+@pytest.mark.parametrize("name", TABLE_ROWS)
+def test_a_control_of_the_tables_is_made_of_what_there_is(name: str) -> None:
+    row = TABLE_ROWS[name]
+    assert find_row(name) is row
+    assert not is_frozen(row.training)
+    assert row.paper is None or row.paper in paper_results()[TABLE_1]
+    with_branch = row.training in WITH_RATIONALE.values() or name.endswith("-own")
+    assert find_pooling(row.pooling).needs_branch == with_branch == name.endswith(("-lcr", "-own"))
+    assert sum(name in rows for rows in MORE_ROWS.values()) == (0 if name.endswith("-own") else 1)
+
+
+def test_every_objective_has_the_rationale_and_the_same_controls() -> None:
+    """As MoCo v2 has; whoever steps by LARS has them once more with the gentle optimizer."""
+    for plain, more in WITH_RATIONALE.items():
+        names = [plain, f"{plain}-gem", f"{plain}-energy-gem", "lcr" if plain == "moco-v2" else f"{plain}-lcr"]
+        rows = [find_row(name) for name in names]
+        assert [row.training for row in rows] == [plain, plain, plain, more]
+        assert [row.pooling for row in rows] == ["average", "gem", "energy-gem", "rationale-gem"]
 
 
 def test_selected_rows_keep_the_order_of_the_table() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -18,6 +19,7 @@ from finesight.data.cache import DecodedCache, cache_side, open_cache
 from finesight.data.sources import open_source
 from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD
 from finesight.errors import FineSightError
+from finesight.nn.backbone import MapOutput
 from finesight.paper.hooks.objects import ObjectsHook, choose_projections, is_due
 from finesight.paper.objects.boxes import CENTER, NO_BOX
 from finesight.paper.objects.saliency import SIDE, detect_objects
@@ -27,6 +29,7 @@ from finesight.training.config import build_config
 from finesight.training.module import TrainingModule
 from finesight.training.save_encoder import make_encoder
 from ranks import in_ranks
+from reference.boxes import share as share_reference
 from reference.focus import box
 from small import drive, small_module
 
@@ -200,7 +203,7 @@ def test_boxes_of_the_rationale_are_those_of_its_mask(cache: DecodedCache, power
     module = module_of(**{**ENERGY, "focus.source": "rationale", "rationale.mask_power": power})
     encoder, expected = make_encoder(module.config, module), []
     for image in IMAGES:
-        mask = encoder.masks(phi_of(module, cache, int(image)))["rationale"][0].detach().double().numpy()
+        mask = encoder.masks(MapOutput(phi_of(module, cache, int(image))))["rationale"][0].detach().double().numpy()
         expected.append(box(mask, 0.6, RESOLUTION))
     module.train()
     np.testing.assert_allclose(after_an_epoch(module, cache).boxes.numpy(), expected, atol=1e-6)
@@ -210,7 +213,9 @@ def test_boxes_of_the_rationale_are_those_of_its_mask(cache: DecodedCache, power
 def test_masks_of_the_rationale_become_maps_of_the_images(cache: DecodedCache) -> None:
     module = module_of(**{"saliency.source": "rationale", "saliency.every_n_epochs": 1, "views.paste": 0.5})
     encoder = make_encoder(module.config, module)
-    masks = torch.cat([encoder.masks(phi_of(module, cache, int(image)))["rationale"] for image in IMAGES]).detach()
+    masks = torch.cat(
+        [encoder.masks(MapOutput(phi_of(module, cache, int(image))))["rationale"] for image in IMAGES]
+    ).detach()
     masks = masks / masks.amax((1, 2), keepdim=True)
     fine = F.interpolate(masks[:, None], size=(SIDE, SIDE), mode="bilinear", align_corners=False)[:, 0]
     module.train()
@@ -267,7 +272,7 @@ def test_a_look_leaves_everything_else_as_it_was(cache: DecodedCache, method: st
     assert torch.equal(torch.rand(1), drawn)
     assert {name: child.training for name, child in module.named_modules()} == modes
     changed = {name for name, value in module.state_dict().items() if not torch.equal(value, state[name])}
-    assert {name.rpartition(".")[2] for name in changed} == {"boxes", "kept"}
+    assert {name.rpartition(".")[2] for name in changed} == {"kept"}
     assert all(parameter.grad is None for parameter in module.parameters())
     assert all(parameter.requires_grad for parameter in module.rationale.parameters())
 
@@ -354,6 +359,22 @@ def test_saliency_from_files_is_the_drawn_birds(birds: Path, cache: DecodedCache
     assert len({one.numpy().tobytes() for one in hook.maps}) == len(IMAGES)
 
 
+def test_saliency_from_boxes_is_what_they_cover(cache: DecodedCache) -> None:
+    """Of images of different shapes, with boxes that reach past their edges."""
+    generator = np.random.default_rng(0)
+    corners, lengths = generator.uniform(-5, 30, (len(cache), 2)), generator.uniform(3, 60, (len(cache), 2))
+    boxed = replace(cache, source=replace(cache.source, boxes=np.hstack([corners, lengths]).astype(np.float32)))
+    hook = started(module_of(**{"saliency.source": "boxes", "views.paste": 0.5}), boxed)
+    for place, image in enumerate(IMAGES):
+        height, width = cache.sizes[image]
+        x, y, across, down = boxed.box(int(image))
+        square = (x * SIDE / width, y * SIDE / height, across * SIDE / width, down * SIDE / height)
+        expected = 255 * share_reference(square, SIDE, SIDE, SIDE)
+        np.testing.assert_allclose(hook.maps[place].numpy(), expected, atol=0.51)
+    with pytest.raises(FineSightError, match="has no boxes; let the objects be detected"):
+        started(module_of(**{"saliency.source": "boxes", "views.paste": 0.5}), cache)
+
+
 def test_maps_of_the_detector_are_those_of_the_trained_images(cache: DecodedCache, tmp_path: Path) -> None:
     module = module_of(**{"saliency.source": "detector", "views.paste": 0.5})
     hook = started(module, cache, cache_dir=tmp_path)
@@ -364,9 +385,11 @@ def test_maps_of_the_detector_are_those_of_the_trained_images(cache: DecodedCach
 
 def test_maps_that_can_be_had_again_are_not_part_of_a_checkpoint() -> None:
     def saved(source: str) -> set[str]:
-        return set(module_of(**{"saliency.source": source, "focus.source": "saliency"}).hook.state_dict())
+        module = module_of(**{"saliency.source": source, "focus.source": "saliency"})
+        assert not any("hook" in name for name in (*module.state_dict(), *dict(module.named_buffers())))
+        return set(module.hook.rows())
 
-    assert saved("detector") == saved("files") == {"boxes"}
+    assert saved("detector") == saved("files") == set()
     assert saved("rationale") == {"maps", "boxes"}
 
 
@@ -463,13 +486,15 @@ def test_what_can_be_met_is_taken() -> None:
 def test_a_state_of_an_earlier_version_is_loaded(cache: DecodedCache) -> None:
     """It has boxes and maps beside the objective, and other names in the optimizer's groups."""
     settings = {**ENERGY, "focus.source": "saliency", "saliency.source": "rationale", "saliency.every_n_epochs": 1}
-    module, fresh = module_of(**settings), module_of(**settings)
+    module = module_of(**settings)
     hook = after_an_epoch(module, cache)
-    old = {name.removeprefix("hook."): value.clone() for name, value in module.state_dict().items()}
-    assert {"boxes", "maps", "steps"} <= old.keys()
-    fresh.load_state_dict(old)
-    assert torch.equal(fresh.hook.boxes, hook.boxes)
-    assert torch.equal(fresh.hook.maps, hook.maps)
+    assert hook.maps.any()
+    for prefix in ("", "hook."):  # of two earlier versions
+        fresh = module_of(**settings)
+        assert not torch.equal(fresh.hook.boxes, hook.boxes)
+        fresh.load_state_dict({**module.state_dict(), f"{prefix}boxes": hook.boxes, f"{prefix}maps": hook.maps})
+        assert torch.equal(fresh.hook.boxes, hook.boxes)
+        assert torch.equal(fresh.hook.maps, hook.maps)
     names = {"optimizer": "rule", "freeze_epochs": "hold_epochs", "bias_lr_ratio": "bias_share"}
     names |= {"clip_grad_norm_per_tensor": "clip_each"}
     state = module.optimizer.state_dict()

@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 import tiny
+import torch
 
 from finesight.paper.benchmark import Benchmark
-from finesight.paper.experiment import Run
-from finesight.paper.rows import BIRD_ROWS, TRAININGS, Training
+from finesight.paper.experiment import Run, branch_is_detached
+from finesight.paper.rows import BIRD_ROWS, OBJECTIVES, TRAININGS, Training
 from finesight.paper.store import REQUIRED
 from finesight.paper.tables import TABLES
-from small import small_settings
+from small import small_module, small_settings, take_step
 
 pytestmark = pytest.mark.slow
 
@@ -39,6 +40,33 @@ def test_a_row_is_estimated_by_real_steps(job: Benchmark, name: str) -> None:
     assert not job.folder(Run(name, 1)).root.exists()
 
 
+@pytest.mark.parametrize("method", ["moco-v2", *OBJECTIVES])
+def test_the_rationale_beside_an_objective_leaves_its_encoder_as_it_is(method: str) -> None:
+    """To the last bit: that is why one training gives the rows with and without it."""
+    alone, beside = small_module(method), small_module(method, **{"rationale.variant": "finesight"})
+    assert branch_is_detached(beside.config)
+    for step in range(3):
+        take_step(alone, step)
+        take_step(beside, step)
+    after = beside.objective.state_dict()
+    assert all(torch.equal(value, after[name]) for name, value in alone.objective.state_dict().items())
+
+
+def test_the_cheapest_runs_come_first(cub: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    setting = tiny.profile(rationale={}, seeds=(0, 1))
+    small = {name: Training(name, small_settings(name)) for name in ("lewel", "moco-bilinear")}
+    job = tiny.bench(cub, tmp_path, setting, ["lewel", "moco-bilinear", "frozen-gem"], trainings=small)
+    plan = tiny.plan(job)
+    assert next(iter(plan)).training == "frozen"
+    shuffled = dict(reversed(plan.items()))
+    job.estimate(shuffled)
+    assert shuffled == plan
+    assert [run.seed for run in shuffled] == [0, 0, 0, 1, 1]
+    assert next(iter(shuffled)) == Run("frozen", 0), "nothing to train"
+    lines = [line for line in capsys.readouterr().err.splitlines() if "(" in line and "): " in line]
+    assert lines[0].startswith("frozen (frozen-gem): 0 trainings")
+
+
 @pytest.mark.parametrize("name", ROWS)
 def test_a_row_is_trained_and_scored(job: Benchmark, name: str) -> None:
     only = replace(job, rows={name: job.rows[name]})
@@ -50,7 +78,9 @@ def test_a_row_is_trained_and_scored(job: Benchmark, name: str) -> None:
     assert 0 <= row["retrieval"]["rank1"] <= 100
     assert set(row["linear"]) == {"100", "50", "20"}
     assert row["seconds"] > 0
-    assert row["trained_as"] == name
+    assert row["trained_as"] == (
+        f"{name}-lcr" if name in ("byol", "supervised") else name
+    )  # heads of others differ here
     assert row["health"].keys() == {"embedding_spread", "effective_rank", "collapsed"}
     has_queue = hasattr(config.objective, "queue")
     assert row["profile"]["queue"] == (24 if has_queue else None)  # half of the train images

@@ -1,18 +1,22 @@
 """Settings: every network of every profile can be configured, and ``paper`` is what the paper says."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from finesight.errors import FineSightError
 from finesight.paper.benchmark import FROZEN_SEED, Benchmark
-from finesight.paper.profiles import PROFILES, Profile, find_profile, settings_for
-from finesight.paper.rows import BIRD_ROWS, PROJECTIONS, TRAININGS, Training
+from finesight.paper.experiment import Run
+from finesight.paper.profiles import PROFILES, Profile, find_profile
+from finesight.paper.rows import BIRD_ROWS, BY_LARS, PROJECTIONS, TRAININGS, WITH_RATIONALE, Training
 from finesight.paper.selection import find_row
 from finesight.paper.store import ResultStore, settings_diff
 from finesight.paper.tables import TABLES
 from finesight.training.config import RuntimeConfig, TrainConfig, flat
+from finesight.training.gentle import choose_settings, settings_for
+from finesight.training.lengths import Circumstances
 
 ROOT = Path(__file__).resolve().parents[2]
 TRAINED = ["moco-v2", "lcr", "lcr-paper"]
@@ -161,14 +165,16 @@ def test_facts_say_what_the_configuration_has() -> None:
 
 
 def test_an_unknown_profile_or_setting_is_named() -> None:
-    with pytest.raises(FineSightError, match=r"There is no profile 'gpu'. There are: cpu-50, cpu-200, paper"):
+    with pytest.raises(
+        FineSightError, match=r"There is no profile 'gpu'. There are: cpu-50, cpu-200, cpu-200-resnet18, paper"
+    ):
         find_profile("gpu")
     odd = Profile(name="odd", words="", settings={"epoch": 3})
     with pytest.raises(FineSightError, match="epoch"):
         configure(odd, "lcr")
 
 
-@pytest.mark.parametrize("name", ["cpu-50", "cpu-200"])
+@pytest.mark.parametrize("name", ["cpu-50", "cpu-200", "cpu-200-resnet18"])
 def test_committed_results_are_of_the_profile_as_it_is(name: str) -> None:
     store = ResultStore(ROOT / "results" / "cub" / name)
     for seeds in store.read().values():
@@ -183,3 +189,32 @@ def test_committed_results_are_of_the_profile_as_it_is(name: str) -> None:
                 runtime=RuntimeConfig(),
             )
             assert settings_diff(result["settings"], bench.settings(result["network"])) == [], result["command"]
+
+
+@pytest.mark.parametrize("profile", ["cpu-50", "cpu-200"])
+@pytest.mark.parametrize(("plain", "more"), WITH_RATIONALE.items())
+def test_one_training_gives_an_objective_with_and_without_the_rationale(profile: str, plain: str, more: str) -> None:
+    job = Benchmark(
+        command="table2",
+        profile=PROFILES[profile],
+        data=Path("CUB_200_2011"),
+        weights="random",
+        runs=Path("runs"),
+        store=ResultStore(Path("nowhere")),
+        runtime=RuntimeConfig(),
+    )
+    assert job.run(plain, 0) == job.run(more, 0) == Run(more, 0)
+    apart = replace(job, profile=job.profile.model_copy(update={"rationale": {"rationale.encoder_gradient": 0.1}}))
+    assert apart.run(plain, 0) == Run(plain, 0), "the branch reaches the encoder: two trainings"
+
+
+@pytest.mark.parametrize("name", BY_LARS)
+def test_the_gentle_optimizer_is_that_of_the_gentle_preset(name: str) -> None:
+    """And nothing else differs."""
+    plain, gentle = (flat(config("cpu-200", training)) for training in (name, f"{name}-gentle"))
+    changed = {key for key in plain if plain[key] != gentle[key]}
+    assert changed <= {"optim.backbone_lr_ratio", "optim.bias_lr_ratio"}
+    assert changed
+    there = Circumstances(images=5994, pretrained=True)
+    preset = choose_settings({"method": name, "batch_size": 32, "epochs": 2}, there, "gentle")
+    assert {key: preset[key].value for key in changed} == {key: gentle[key] for key in changed}

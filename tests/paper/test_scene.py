@@ -12,8 +12,9 @@ from PIL import Image
 from torch import Tensor
 
 from finesight.data.cache import DecodedCache, open_cache
+from finesight.data.crop import crop_resize_flip
 from finesight.data.sources import open_source
-from finesight.data.views import PlaceCrops, ViewConfig, apply_views, crop_resize_flip, sample_params
+from finesight.data.views import PlaceCrops, ViewConfig, apply_views, sample_params
 from finesight.paper.objects.boxes import place_in_boxes
 from finesight.paper.objects.compose import BACKDROP, GRAY, PasteParams, crop_maps, sample_paste, usable
 from finesight.paper.objects.scene import Backdrop, Scene

@@ -201,8 +201,9 @@ def test_only_some_rows_and_seeds() -> None:
 def test_a_mark_says_how_it_was_made_and_what_not_to_compare() -> None:
     found = committed("cpu-50")
     known = table_cells(TABLES["table1"], found)
-    assert list(footnotes(known)) == ["a", "b"]
-    frozen, trained = notes(known)
+    assert list(footnotes(known)) == ["a", "b", "c"]
+    frozen, trained, literal = notes(known)
+    assert "divided by the mask's sum" in literal
     for words in ("(a) profile cpu-50", "50 of 200 classes (1,500 train, 1,389 test images)", "nothing trained"):
         assert words in frozen
     assert "epochs" not in frozen
@@ -229,7 +230,8 @@ def test_all_classes_are_no_difference_and_the_papers_own_setting_has_no_warning
     assert "all 200 classes" in setting.words()
     facts = PROFILES["paper"].facts(PROFILES["paper"].config(TRAININGS["lcr"], data="-", seed=0), 65536)
     settings = {"backbone.weights": "imagenet"}
-    result = made("lcr", classes=200, profile=facts, settings=settings)
+    images = {"train": 5994, "test": 5794}
+    result = made("lcr", classes=200, profile=facts, settings=settings, images=images)
     setting = make_footnote(CUB, "lcr", [result])
     assert setting.differs == []
     assert "Not the paper's" not in setting.words()
@@ -258,10 +260,13 @@ def test_json_has_rows_then_datasets() -> None:
     found = committed("cpu-50")
     tree = json.loads(json.dumps(as_json(TABLES["table2"], "cpu-50", table_cells(TABLES["table2"], found))))
     assert tree["table"] == "table2"
-    assert list(tree["rows"]) == list(TABLES["table2"].rows)
+    assert set(tree["rows"]) == {*TABLES["table2"].rows, "moco-v2-gem", "moco-v2-energy-gem"}  # controls that were run
     assert tree["rows"]["dino"]["Cars"] == {
         "row": "DINO",
-        "paper": {"top1": {"bs32": 9.27, "bs128": 10.51}, "hours": {"bs32": None}, "memory": {"bs32": None}},
+        "paper": {
+            **{"top1": {"bs32": 9.27, "bs128": 10.51}, "rank1": None, "mAP": None},
+            **{"hours": {"bs32": None}, "memory": {"bs32": None}},
+        },
         "ours": None,
     }
     assert tree["rows"]["supervised"]["CUB"]["paper"]["top1"] == 81.34
@@ -270,3 +275,50 @@ def test_json_has_rows_then_datasets() -> None:
     assert ours["setting"]["epochs"] == 4
     assert ours["setting"]["seeds"] == [0, 1, 2]
     assert "classes" in ours["setting"]["differs_from_paper"]
+
+
+def test_a_part_of_the_images_and_small_ones_are_marked() -> None:
+    """Stanford Cars as mirrors have it lacks a few images; of CUB there are all."""
+    own = {"classes": 196, "images": {"train": 8137, "test": 8033}, "image_side": 128}
+    note = make_footnote(DATASETS["cars"], "lcr", [made("lcr", **own)])
+    assert "all 196 classes (8,137 of 8,144 train, 8,033 of 8,041 test images, short side 128 px)" in note.words()
+    assert note.differs[-2:] == ["number of images", "size of the images"]
+    whole = {"classes": 196, "images": {"train": 8144, "test": 8041}, "image_side": 256}
+    note = make_footnote(DATASETS["cars"], "lcr", [made("lcr", **whole)])
+    assert "all 196 classes (8,144 train, 8,041 test images)" in note.words()
+    assert not {"number of images", "size of the images"} & set(note.differs)
+
+
+@pytest.mark.parametrize(("hue", "words"), [(0.1, "strongly"), (0.02, "mildly")])
+def test_how_views_change_the_colors_is_said(hue: float, words: str) -> None:
+    result = made("lcr")
+    result["settings"]["views.hue"] = hue
+    note = make_footnote(CUB, "lcr", [result])
+    assert f"colors changed {words}" in note.words()
+    assert ("color changes" in note.differs) == (words == "mildly")
+
+
+def test_controls_that_the_paper_does_not_have_stand_behind_their_objective_once_they_were_run() -> None:
+    found = {"cub": {"simclr-gem": {0: made("simclr-gem")}, "dilo-boxes": {0: made("dilo-boxes")}}}
+    names = [c.name for c in table_cells(TABLES["table2"], found) if c.dataset is CUB]
+    assert names == [*list(TABLES["table2"].rows)[:3], "simclr-gem", *list(TABLES["table2"].rows)[3:]]
+    assert "simclr-gem" not in [c.name for c in table_cells(TABLES["table2"], {})]
+    shown = table_rows(TABLES["table2"], table_cells(TABLES["table2"], found, ["simclr-gem"]))[0]
+    assert shown[""] == "CUB: SimCLR, GeM"
+    assert shown["rank-1"] == f"{EMPTY} / {made('moco-v2')['retrieval']['rank1']:.2f}"
+    third = {c.name: c for c in table_cells(TABLES["table3"], found) if c.dataset is CUB}
+    assert third["dilo-boxes"].numbers["rank1"]
+    assert set(TABLES["table2"].all_rows) >= {"byol-lcr", "vicreg-gentle-lcr", "moco-v2-energy-gem", "dino-lcr"}
+
+
+def test_what_was_divided_by_the_masks_sum_is_marked_and_not_averaged_with_sums() -> None:
+    old = made("lcr-paper")
+    old["settings"] |= {"rationale.variant": "paper"}
+    new = copy.deepcopy(old) | {"seed": 1}
+    new["settings"]["rationale.mask_total"] = "sum"
+    words = "linear probes of features that are divided by the mask's sum"
+    assert words in make_footnote(CUB, "lcr-paper", [old]).words()
+    assert words not in make_footnote(CUB, "lcr-paper", [new]).words()
+    assert words not in make_footnote(CUB, "moco-v2", [made("moco-v2")]).words()
+    with pytest.raises(FineSightError, match="seed 1 beside seed 0"):
+        make_footnote(CUB, "lcr-paper", [old, new])

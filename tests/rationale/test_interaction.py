@@ -72,14 +72,58 @@ def test_masked_pool_is_equations_8_and_9(power: float, divisor: str, over: str,
     assert not np.allclose(pool(phi).detach().numpy(), average(phi.numpy()))
 
 
-def test_a_literal_mask_that_is_all_negative_averages() -> None:
-    branch, config = made(mask_divisor="max", input_norm="none")
+@pytest.mark.parametrize("power", [1.0, 2.0])
+def test_where_all_of_a_is_negative_the_literal_mask_weighs_by_the_shifted_map(power: float) -> None:
+    """Every weight of Eq. 8 has the other sign there: its magnitude is what says where."""
+    branch, config = made(mask_divisor="max", input_norm="none", mask_power=power)
     with torch.no_grad():
         branch.filters.weight.copy_(-branch.filters.weight.abs())
     phi = maps() + 0.1
-    assert (branch(phi) < 0).all()
+    attention = branch_reference(phi.numpy(), filters(branch), unit=False)
+    assert (attention < 0).all()
+    literal = mask_reference(attention, over="image", divisor="max")
+    assert (literal <= 0).all()
     found = branch_pool("rationale", CHANNELS, branch, config)(phi).detach().numpy()
-    np.testing.assert_allclose(found, average(phi.numpy()), rtol=1e-12)
+    np.testing.assert_allclose(found, pooled_reference(phi.numpy(), (-literal) ** power), rtol=1e-10)
+    assert not np.allclose(found, average(phi.numpy()))
+
+
+def test_equation_9_as_printed_is_a_sum() -> None:
+    """In dual pooling too; features have the direction of the mean, other lengths, and each image another one."""
+    branch, config = made(mask_divisor="max", input_norm="none", mask_power=1.0, mask_total="sum")
+    phi = maps()
+    attention = branch_reference(phi.numpy(), filters(branch), unit=False)
+    mask = mask_reference(attention, over="image", divisor="max")
+    found = branch_pool("rationale", CHANNELS, branch, config)(phi).detach().numpy()
+    expected = pooled_reference(phi.numpy(), mask) * mask.sum((1, 2))[:, None]
+    np.testing.assert_allclose(found, expected, rtol=1e-10)
+    mean = branch_pool("rationale", CHANNELS, branch, config.model_copy(update={"mask_total": "mean"}))(phi)
+    ratios = found / mean.detach().numpy()
+    np.testing.assert_allclose(ratios, np.broadcast_to(ratios[:, :1], ratios.shape), rtol=1e-10)
+    assert np.ptp(ratios[:, 0]) > 0.1
+
+
+@pytest.mark.parametrize(
+    ("method", "variant", "expected"),
+    [
+        ("lcr", "paper", "rationale-sum"),
+        ("lcr-dual-pooling", "paper", "rationale-sum"),
+        ("lcr-dual-pooling", "finesight", "rationale"),
+        ("lcr", "released", "rationale"),
+        ("lcr", "finesight", "rationale-gem"),
+    ],
+)
+def test_the_variant_paper_sums_wherever_the_mask_pools(method: str, variant: str, expected: str) -> None:
+    module = small_module(method, **{"rationale.variant": variant})
+    assert module.config.pooling == expected
+    if method == "lcr-dual-pooling":
+        assert isinstance(module.objective.pool, BranchPool)
+        assert module.objective.pool.pooling.name == expected
+    views = torch.randn(3, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+    encoder = make_encoder(module.config, module)
+    found, mean = encoder.embed(views), encoder.embed(views, "rationale")
+    if expected == "rationale-sum":
+        torch.testing.assert_close(found, mean * encoder.attend(views).sum((1, 2))[:, None], rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("norm", ["none", "batch"])

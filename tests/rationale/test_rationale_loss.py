@@ -1,5 +1,6 @@
 import math
 from itertools import product
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from finesight.rationale.loss import (
     rationale_metrics,
     scaled_target,
 )
+from ranks import in_ranks
 from reference.gradcam import cam, differences
 from reference.pooling import mask as mask_reference
 from reference.rationale import branch as branch_reference
@@ -276,3 +278,33 @@ def test_metrics_and_the_entropy_of_the_mask_as_a_share_of_the_uniform_one() -> 
     for one, entropy in ((peak, 0.0), (torch.full((1, 3, 4), 0.3), 1.0)):
         metrics = rationale_metrics(torch.tensor(0.5), peak, one, 0.4)
         assert float(metrics["mask_entropy"]) == pytest.approx(entropy, abs=1e-6)
+
+
+# --- several processes ------------------------------------------------------------------------------------------------
+
+RANK_IMAGES = 3
+
+
+def signed_maps() -> Tensor:
+    return torch.randn(2 * RANK_IMAGES, 4, 5, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
+
+
+def loss_task(rank: int, maps: Tensor | None = None) -> dict[str, Tensor]:
+    """Target and the gradient of L_KL by A, of this rank's images (of all, if they are given)."""
+    mine = signed_maps()[RANK_IMAGES * rank : RANK_IMAGES * (rank + 1)] if maps is None else maps
+    found = {}
+    for reduction, scale in product(["mean", "sum", "elements"], SCALES):
+        config = RationaleConfig(target_scale=scale, reduction=reduction, rectify="relu")
+        attention = (mine.flip(1) * 2).requires_grad_()
+        target = scaled_target(mine, config)
+        (slope,) = torch.autograd.grad(rationale_kl(target, attention, config), attention)
+        found |= {f"{reduction} {scale} target": target, f"{reduction} {scale} slope": slope}
+    return found
+
+
+def test_two_processes_have_the_target_and_the_slope_of_one(tmp_path: Path) -> None:
+    """Gradients are averaged over ranks: a rank's own is twice its part of the whole."""
+    ranks, whole = in_ranks(loss_task, tmp_path), loss_task(0, signed_maps())
+    for name, expected in whole.items():
+        joined = torch.cat([rank[name] for rank in ranks]) / (len(ranks) if name.endswith("slope") else 1)
+        torch.testing.assert_close(joined, expected, rtol=1e-12, atol=1e-15, msg=name)

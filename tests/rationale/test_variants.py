@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.nn.backbone import MapOutput
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import attention_mask
@@ -34,12 +35,13 @@ ROWS: dict[int, dict[str, list[Any]]] = {
     8: {"encoder_gradient": [1.0, 0.0, 0.05], "detach_target": [True, False]},
     9: {"mask_range": ["image", "batch"]},
     10: {"mask_divisor": ["max", "shifted_max"]},
-    11: {"pooling": ["rationale", "rationale-gem"]},
+    11: {"pooling": ["rationale", "rationale-gem"], "mask_total": ["mean", "sum"]},
     12: {"target_scale": ["batch_mean", "image", "cells", "max", "std"]},
     13: {"probe_input": ["raw", "unit"]},
     14: {"projector": ["2-layer", "3-layer-bn"]},
     15: {"checkpoint": ["last", "best"]},
     16: {"projections": [8, 32]},
+    17: {"gradient": ["summed", "own"]},
 }
 
 # What the paper prints and what its public code computes.
@@ -57,6 +59,7 @@ PAPER = {
     "mask_range": "image",
     "mask_divisor": "max",
     "pooling": "rationale",
+    "mask_total": "sum",
     "target_scale": "batch_mean",
     "probe_input": "raw",
     "projector": "3-layer-bn",
@@ -76,6 +79,7 @@ RELEASED = PAPER | {
     "detach_target": False,
     "mask_range": "batch",
     "mask_divisor": "shifted_max",
+    "mask_total": "mean",
     "probe_input": "unit",
     "projector": "2-layer",
     "checkpoint": "best",
@@ -89,7 +93,7 @@ def with_switch(**switches: Any) -> RationaleConfig:
 # --- the table ----------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("row", range(1, 17))
+@pytest.mark.parametrize("row", range(1, 18))
 def test_every_row_of_the_table_is_a_switch(row: int) -> None:
     for field, values in ROWS[row].items():
         for value in values:
@@ -112,7 +116,7 @@ def test_named_variants_are_what_paper_and_public_code_say() -> None:
 
 def test_document_has_every_row_and_only_fields_that_exist() -> None:
     rows = re.findall(r"^\| (\d+) \|[^|]*\|([^|]*)\|", DOCUMENT.read_text(encoding="utf-8"), flags=re.MULTILINE)
-    assert [int(number) for number, _ in rows] == list(range(1, 17))
+    assert [int(number) for number, _ in rows] == list(range(1, 18))
     for number, cell in rows:
         named = {name for name in re.findall(r"`([\w.]+)`", cell) if "." not in name}
         assert named == set(ROWS[int(number)])
@@ -145,6 +149,8 @@ CHANGES: list[tuple[dict[str, Any], set[str]]] = [
     # these act elsewhere: in the total loss, the optimizer, at test time
     ({"lam": 2.0, "nu": 2.0, "branch_lr": None}, set()),
     ({"mask_range": "batch", "mask_divisor": "max", "mask_power": 1.0, "pooling": "average"}, set()),
+    ({"mask_total": "sum"}, set()),
+    ({"gradient": "own"}, set()),  # no batch norm in this head
     ({"probe_input": "raw", "projector": "3-layer-bn", "checkpoint": "best"}, set()),
 ]
 
@@ -238,10 +244,10 @@ def test_encoder_masks_follow_range_and_divisor() -> None:
     for over in ("image", "batch"):
         for divisor in ("max", "shifted_max"):
             encoder = tiny_encoder(mask_range=over, mask_divisor=divisor, mask_power=1.0)
-            masks[over, divisor] = encoder.masks(phi)["rationale"]
+            masks[over, divisor] = encoder.masks(MapOutput(phi))["rationale"]
             expected = attention_mask(encoder.branch(phi), over=over, divisor=divisor)
             assert torch.equal(masks[over, divisor], expected)
             sharper = tiny_encoder(mask_range=over, mask_divisor=divisor, mask_power=3.0)
             plain = attention_mask(sharper.branch(phi), over=over, divisor=divisor)
-            torch.testing.assert_close(sharper.masks(phi)["rationale"], plain * plain * plain)
+            torch.testing.assert_close(sharper.masks(MapOutput(phi))["rationale"], plain * plain * plain)
     assert len({tuple(mask.flatten().tolist()) for mask in masks.values()}) == 4

@@ -1,4 +1,4 @@
-"""SGD with momentum, LARS and Adam as their papers write them."""
+"""SGD with momentum, LARS, Adam and AdamW as their papers write them."""
 
 import math
 
@@ -48,3 +48,15 @@ def adam(x: Array, gradients: list[Array], rates: list[float], b1: float = 0.9, 
         square = b2 * square + (1 - b2) * gradient**2
         x = x - rate * (mean / (1 - b1**t)) / (np.sqrt(square / (1 - b2**t)) + 1e-8)
     return x
+
+
+def adamw(x: Array, gradients: list[Array], rates: list[float], decay: float) -> Array:
+    """Number by number. The decay is a share of the weight itself, not a part of the gradient."""
+    w, mean, square = [float(value) for value in x.ravel()], [0.0] * x.size, [0.0] * x.size
+    for t, (gradient, rate) in enumerate(zip(gradients, rates, strict=True), start=1):
+        for i, g in enumerate(gradient.ravel().tolist()):
+            mean[i] = 0.9 * mean[i] + 0.1 * g
+            square[i] = 0.999 * square[i] + 0.001 * g * g
+            step = (mean[i] / (1 - 0.9**t)) / (math.sqrt(square[i] / (1 - 0.999**t)) + 1e-8)
+            w[i] = w[i] - rate * decay * w[i] - rate * step
+    return np.array(w).reshape(x.shape)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import multiprocessing
 import os
 import random
@@ -14,8 +15,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from close import same_rows
 from finesight.errors import FineSightError
 from finesight.features.embedder import TorchEmbedder
+from finesight.features.encoder import Encoder
 from finesight.features.types import Box, Embedding, View
 from finesight.search.base import IndexItem, NewItems
 from finesight.search.build import IndexUpdate, open_or_create, read_view, update_index
@@ -29,10 +32,13 @@ from processes import start_server
 class Counting(TorchEmbedder):
     """Remembers how many views it was shown."""
 
-    seen = 0
+    def __init__(self, encoder: Encoder, fingerprint: str) -> None:
+        super().__init__(encoder, fingerprint)
+        self.seen, self.calls = 0, list[int]()
 
     def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
         self.seen += len(views)
+        self.calls.append(len(views))
         return super().encode(views, regions)
 
 
@@ -43,7 +49,8 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def embedder(run: Path) -> Counting:
-    return Counting.load(run)
+    """Bits can be compared: they do not depend on what is embedded together."""
+    return Counting.load(run, exact=True)
 
 
 @pytest.fixture
@@ -243,12 +250,30 @@ def test_another_encoder_and_another_folder_are_refused(
 
 
 def test_stopping_keeps_what_is_done(index: FaissIndex, embedder: Counting, folder: Path) -> None:
-    report = update_index(index, embedder, folder, stop=lambda: embedder.seen >= 7)
+    report = update_index(index, embedder, folder, stop=lambda: embedder.seen >= 7, commit_images=7)
     assert report.stopped
     assert report.added == len(index) == 7
     report = update_index(index, embedder, folder)
     assert counts(report) == (17, 0, 0, 7, 2)
     assert embedder.seen == 24
+
+
+def test_images_go_through_the_network_together(run: Path, folder: Path, tmp_path: Path) -> None:
+    """Never one while there are more, whatever is committed at a time; the features are the same but for rounding."""
+    for n in range(24):
+        shutil.copy(folder / f"image-{n:02d}.png", folder / f"more-{n:02d}.png")
+    found = {}
+    for exact, commit, calls in ((True, 64, [32, 16]), (False, 64, [32, 16]), (False, 40, [32, 8, 8])):
+        embedder = Counting.load(run, exact=exact)
+        index = open_or_create(tmp_path / f"{exact}-{commit}", embedder, run, folder)
+        update_index(index, embedder, folder, commit_images=commit)
+        assert embedder.calls == calls
+        found[exact, commit] = contents(index)
+    for rows in found.values():
+        for path, (*facts, own, average) in found[True, 64].items():
+            assert rows[path][:4] == tuple(facts[:4])
+            for bits, other in ((own, rows[path][-2]), (average, rows[path][-1])):
+                assert same_rows(*(np.frombuffer(one, np.float32)[None] for one in (other, bits)))
 
 
 @pytest.mark.slow
@@ -295,6 +320,15 @@ def test_where_an_index_is(index: FaissIndex, run: Path, tmp_path: Path) -> None
     shutil.copytree(tmp_path / "index", holder / "index")
     assert open_index(holder).meta == open_index(str(tmp_path / "index")).meta == index.meta
     assert np.array_equal(open_index(holder).list_items().ids, index.list_items().ids)
+    # of a run with features before and after training, those that the verdict keeps
+    other = small_encoder(tmp_path / "other", seed=5)
+    before = open_or_create(holder / "frozen" / "index", TorchEmbedder.load(other), other, index.meta.root).meta
+    assert open_index(holder).meta == index.meta
+    for kept, meta in (("frozen", before), ("trained", index.meta)):
+        (holder / "verdict.json").write_text(json.dumps({"kept": kept}))
+        assert open_index(holder).meta == meta
+    shutil.rmtree(holder / "index")
+    assert open_index(holder).meta == before  # training has not ended yet
     with pytest.raises(FineSightError, match="nothing is there"):
         open_index(tmp_path / "missing")
     (tmp_path / "empty").mkdir()

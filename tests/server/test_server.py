@@ -58,16 +58,25 @@ def test_health(web: Web) -> None:
     health = web.ask("health")
     assert health.pop("index")["kind"] == "exact"
     fingerprint = web.service.embedder.fingerprint
-    assert health == {
-        "status": "ok",
-        "version": __version__,
+    own = {
         "items": 8,
         "spaces": ["rationale-gem", "average"],
         "encoder": {"method": "lcr", "resolution": 32, "pooling": "rationale-gem", "fingerprint": fingerprint},
-        "progress": None,
-        "problem": None,
         "projections": 4,
     }
+    assert health == {
+        **own,
+        "status": "ok",
+        "version": __version__,
+        "progress": None,
+        "problem": None,
+        "default_features": "after",
+        "features": [{"name": "after", **own}],
+        "training": None,
+        "verdict": None,
+    }
+    web.refuses(404, "training", "trains nothing")
+    web.refuses(404, "clusters", "no features of before training", features="before")
 
 
 def test_items_in_pages_and_by_text(web: Web) -> None:
@@ -416,7 +425,7 @@ def test_the_document(web: Web) -> None:
     document = web.get("/openapi.json").json()
     assert all(path.startswith("/api/") for path in document["paths"])
     fields = document["paths"]["/api/search"]["post"]["requestBody"]["content"]["multipart/form-data"]["schema"]
-    assert set(fields["properties"]) == {"file", "k", "by", "box", "diversity", "min_score"}
+    assert set(fields["properties"]) == {"file", "k", "by", "features", "box", "diversity", "min_score"}
     for operation in (operation for methods in document["paths"].values() for operation in methods.values()):
         for status in ("400", "401", "422", "503"):
             schema = operation["responses"][status]["content"]["application/json"]["schema"]

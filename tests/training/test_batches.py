@@ -1,5 +1,9 @@
+import threading
+import time
 from collections.abc import Callable
+from dataclasses import fields
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -64,6 +68,37 @@ def test_who_waits_and_the_order_change_from_epoch_to_epoch_and_with_the_seed(ma
     assert epochs(7) == epochs(7)
 
 
+@given(
+    seed=st.integers(0, 99),
+    steps=st.lists(st.integers(0, 40), max_size=12),
+    per_epoch=st.sampled_from([None, 1, 3, 9]),  # the last takes images twice
+)
+@settings(max_examples=50, deadline=None)
+def test_batches_are_those_of_an_order_drawn_anew_for_each_step(
+    make: Maker, seed: int, steps: list[int], per_epoch: int | None
+) -> None:
+    batches = make(seed=seed, steps_per_epoch=per_epoch)
+    for step in steps:
+        epoch, position = divmod(step, per_epoch or IMAGES // 5)
+        order = np.random.default_rng([seed, epoch]).permutation(np.arange(IMAGES))
+        order = np.concatenate([order, order])
+        found = batches.indices(step)
+        np.testing.assert_array_equal(found, order[position * 5 : position * 5 + 5])
+        found[:] = -1  # what a caller does to them changes no other step
+
+
+def test_an_order_is_drawn_once_an_epoch(cache: DecodedCache) -> None:
+    """A million images take 10 ms and more to be shuffled."""
+    batches = Batches(cache, np.arange(1_000_000), batch_size=8, epochs=1, seed=7)
+    start = time.process_time()
+    batches.indices(0)
+    first = time.process_time() - start
+    start = time.process_time()
+    for step in range(1, 40):
+        batches.indices(step)
+    assert time.process_time() - start < first
+
+
 def test_pixels_sizes_and_steps_are_those_of_the_indices(make: Maker, cache: DecodedCache) -> None:
     batches = make()
     listed = list(batches)
@@ -76,6 +111,29 @@ def test_pixels_sizes_and_steps_are_those_of_the_indices(make: Maker, cache: Dec
         assert who(batch.canvas) == chosen.tolist()
         assert batch.share == slice(0, 5)
         assert batch.canvas.dtype == torch.uint8
+
+
+def test_one_batch_is_read_while_another_trains(make: Maker, cache: DecodedCache) -> None:
+    class Watched(DecodedCache):
+        def batch(self, indices: Any) -> tuple[torch.Tensor, torch.Tensor]:
+            reads.append(len(reads))
+            if len(reads) == 2:
+                second.set()
+            return super().batch(indices)
+
+    reads: list[int] = []
+    second = threading.Event()
+    batches = make()
+    batches.cache = Watched(**{field.name: getattr(cache, field.name) for field in fields(cache)})
+    steps = iter(batches)
+    next(steps)
+    assert second.wait(10), "nobody asked for the second batch yet"
+    assert [step.step for step in steps] == list(range(1, 12))
+    assert len(reads) == 12
+    beginning = iter(batches)
+    next(beginning)
+    beginning.close()
+    assert len(reads) <= 14, "not more than one ahead"
 
 
 @pytest.mark.parametrize("start", [0, 1, 4, 7, 11, 12, 40])

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from finesight.errors import FineSightError
-from finesight.training.checkpoints import checkpoints, load_checkpoint, save_checkpoint
+from finesight.training.checkpoints import checkpoints, load_checkpoint, remove_rows, save_checkpoint, save_rows
 
 
 def state(step: int) -> dict[str, object]:
@@ -89,3 +89,26 @@ def test_a_failed_write_leaves_the_older_ones(tmp_path: Path) -> None:
     assert [file.name for file in checkpoints(tmp_path)] == ["step-00000001.pt"]
     save_checkpoint(tmp_path, 2, state(2))
     assert load_checkpoint(tmp_path) is not None
+
+
+# --- what is known of each image --------------------------------------------------------------------------------------
+
+
+def test_rows_of_images_come_back_with_the_checkpoint_that_names_them(tmp_path: Path) -> None:
+    maps, images = torch.randint(0, 255, (3, 4, 4), dtype=torch.uint8), torch.tensor([5, -7, 2**62])
+    first, second = (save_rows(tmp_path, n, {"maps": maps + n, "images": images}) for n in (1, 5))
+    for step, name in ((1, first), (2, first), (5, second)):
+        save_checkpoint(tmp_path, step, {**state(step), "rows": name})
+    remove_rows(tmp_path, (first, second))
+    newest = load_checkpoint(tmp_path)
+    assert newest is not None
+    assert torch.equal(newest[1]["module"]["hook.maps"], maps + 5)
+    assert torch.equal(newest[1]["images"], images)
+    (tmp_path / second).write_bytes(b"PK")  # destroyed: the checkpoint that needs it cannot be used
+    older = load_checkpoint(tmp_path)
+    assert older is not None
+    assert older[0].name == "step-00000002.pt"
+    assert torch.equal(older[1]["module"]["hook.maps"], maps + 1)
+    (tmp_path / ".rows-00000009.npz.tmp").touch()
+    remove_rows(tmp_path, [first])
+    assert sorted(file.name for file in tmp_path.iterdir()) == [first, "step-00000002.pt", "step-00000005.pt"]

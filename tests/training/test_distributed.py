@@ -23,7 +23,7 @@ from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.distributed import gather, gather_with_gradient, mean_over_ranks, shuffled_forward, sum_over_ranks
 from finesight.training.batches import step_generator
 from finesight.training.config import build_config, read_yaml
-from finesight.training.save_encoder import untrained_encoder
+from finesight.training.save_encoder import frozen_encoder
 from processes import TIMEOUT, TINY, environment, rows, trained
 from ranks import RANKS, in_ranks
 
@@ -77,7 +77,7 @@ def test_two_devices_train_as_one(birds: Path, tmp_path: Path) -> None:
             assert bool(row[name]) == bool(other[name])
             if row[name]:
                 assert float(other[name]) == pytest.approx(float(row[name]), rel=1e-4, abs=1e-6), (name, row["step"])
-    start = untrained_encoder(build_config(read_yaml(one / "config.yaml"))).backbone.state_dict()
+    start = frozen_encoder(build_config(read_yaml(one / "config.yaml"))).backbone.state_dict()
     first, second = (load_file(run / "encoder" / "encoder.safetensors") for run in (one, two))
     assert first.keys() == second.keys()
     moved = sum(float((first[f"backbone.{name}"] - weight).square().sum()) for name, weight in start.items()) ** 0.5

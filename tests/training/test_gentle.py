@@ -18,9 +18,11 @@ from finesight.nn.objective_output import ObjectiveOutput
 from finesight.rationale.branch import FittingBranch
 from finesight.rationale.loss import Rationale, rationale_kl
 from finesight.training.config import RuntimeConfig, build_config
+from finesight.training.module import TrainingModule
 from finesight.training.run_folder import RunFolder
-from finesight.training.save_encoder import load_studied_branches, untrained_encoder
-from finesight.training.train import prepare_data, train
+from finesight.training.save_encoder import FROZEN_POOLING, FROZEN_POOLINGS, frozen_encoder, load_studied_branches
+from finesight.training.train import train
+from finesight.training.train_images import prepare_data
 from processes import rows
 from small import SMALL
 
@@ -52,7 +54,7 @@ def backbone_of(run: RunFolder) -> dict[str, torch.Tensor]:
 def moved(birds: Path, out: Path, **settings: Any) -> dict[str, torch.Tensor]:
     """How far each weight of the backbone went."""
     run = finished(birds, out, **{"backbone.frozen_norm": True, **settings})
-    start = untrained_encoder(run.config()).backbone.state_dict()
+    start = frozen_encoder(run.config()).backbone.state_dict()
     return {name: (value - start[name]) for name, value in backbone_of(run).items() if value.is_floating_point()}
 
 
@@ -72,7 +74,7 @@ def test_the_encoder_is_the_trained_one_mixed_with_the_initial_one(
 ) -> None:
     """Batch statistics too; what training itself computes does not change."""
     mixed = finished(birds, tmp_path / "mixed", initial_weight_ratio=share)
-    start, end = untrained_encoder(plain.config()).backbone.state_dict(), backbone_of(plain)
+    start, end = frozen_encoder(plain.config()).backbone.state_dict(), backbone_of(plain)
     for name, value in backbone_of(mixed).items():
         if value.is_floating_point():
             torch.testing.assert_close(value, share * start[name] + (1 - share) * end[name])
@@ -154,3 +156,18 @@ def test_other_branches_pool_in_the_same_pass(birds: Path, studied: RunFolder) -
     assert not torch.equal(encoder.fresh_branch(4).filters.weight, more.extra_branches["fresh"].filters.weight)
     with pytest.raises(FineSightError, match="no pooling 'rationale:9'"):
         more.encode(views, ["rationale:9"])
+
+
+def test_the_frozen_network_is_the_one_that_training_begins_with(plain: RunFolder) -> None:
+    """Under any pooling that needs no branch, without touching the caller's random numbers."""
+    config = plain.config()
+    module = TrainingModule(config, images=8, steps_per_epoch=1)
+    before = torch.random.get_rng_state()
+    encoders = {pooling: frozen_encoder(config, pooling) for pooling in FROZEN_POOLINGS}
+    assert torch.equal(torch.random.get_rng_state(), before)
+    assert FROZEN_POOLING in FROZEN_POOLINGS
+    for pooling, encoder in encoders.items():
+        assert (encoder.config.pooling, encoder.config.resolution) == (pooling, config.encoder_resolution)
+        assert encoder.branch is None
+        own, other = encoder.backbone.state_dict(), module.objective.backbone.state_dict()
+        assert all(torch.equal(value, other[name]) for name, value in own.items())

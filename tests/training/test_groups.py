@@ -102,3 +102,21 @@ def test_the_floor_and_the_backbones_share_reach_the_groups() -> None:
     module = built("moco-v2", **settings)
     for step, share in enumerate(rates(PER_EPOCH, EPOCHS, 0, "step", 0.2)):
         assert lrs(module, step) == pytest.approx([0.05 * share, 0.5 * share])
+
+
+@pytest.mark.parametrize(("method", "decays"), [("dino", False), ("moco-v2", True), ("simsiam", True)])
+def test_only_dino_spares_biases_and_norms_the_decay(method: str, decays: bool) -> None:
+    """As its authors do. Weights that get no gradient move by decay alone."""
+    module = built(method, **{"optim.weight_decay": 0.1, "optim.lr": 1.0, "optim.warmup_epochs": 0})
+    module.on_train_batch_start(small_batch(0), 0)
+    rates = {id(p): group["lr"] for group in module.optimizer.param_groups for p in group["params"]}
+    learning = {name: p for name, p in module.named_parameters() if p.requires_grad and rates[id(p)] > 0}
+    with torch.no_grad():
+        for p in learning.values():
+            p.fill_(2.0)
+            p.grad = torch.zeros_like(p)
+    module.optimizer.step()
+    shrunk = {name for name, p in learning.items() if not torch.equal(p, torch.full_like(p, 2.0))}
+    matrices = {name for name, p in learning.items() if p.ndim > 1}
+    assert matrices < learning.keys()
+    assert shrunk == (learning.keys() if decays else matrices)

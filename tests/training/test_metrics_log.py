@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
 
 import pytest
@@ -56,6 +57,7 @@ def test_series_for_curves(tmp_path: Path) -> None:
 
 def test_tensorboard_has_the_same(tmp_path: Path) -> None:
     write(tmp_path, 0, 10)
+    time.sleep(1.1)  # files are read in the order of their names, which have the second and a counter without zeros
     write(tmp_path, 6, 12, offset=100)
     events = EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     points = {event.step: event.value for event in events.Scalars("loss")}

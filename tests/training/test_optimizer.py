@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from finesight.training.optimizer import GroupedOptimizer
 from reference.optimizer import adam as adam_reference
+from reference.optimizer import adamw as adamw_reference
 from reference.optimizer import lars as lars_reference
 from reference.optimizer import sgd as sgd_reference
 from reference.optimizer import shortened
@@ -63,6 +64,35 @@ def test_both_kinds_against_numpy() -> None:
         np.testing.assert_allclose(encoder[i].detach().numpy(), expected, rtol=1e-11)
         expected = adam_reference(begun[len(SHAPES) + i], pushed, rates)
         np.testing.assert_allclose(branch[i].detach().numpy(), expected, rtol=1e-11)
+
+
+@pytest.mark.parametrize("decays", [True, False])
+def test_biases_and_norms_decay_or_not(decays: bool) -> None:
+    encoder = weights(0)
+    begun = [p.detach().numpy().copy() for p in encoder]
+    ours = GroupedOptimizer([{"params": encoder, "base_lr": 0.1}], MOMENTUM, DECAY, decay_biases=decays)
+    for step in range(STEPS):
+        advance(ours, step)
+    rates = [rate(step) for step in range(STEPS)]
+    for i, shape in enumerate(SHAPES):
+        pushed = [gradients(step)[i].numpy() for step in range(STEPS)]
+        decay = DECAY if decays or len(shape) > 1 else 0.0
+        np.testing.assert_allclose(
+            encoder[i].detach().numpy(), sgd_reference(begun[i], pushed, rates, MOMENTUM, decay), rtol=1e-11
+        )
+
+
+def test_a_state_of_before_goes_on_as_it_began() -> None:
+    """Its groups do not say whether biases decay: they did."""
+    old = GroupedOptimizer([{"params": weights(0)}], MOMENTUM, DECAY).state_dict()
+    for group in old["param_groups"]:
+        del group["decay_biases"]
+    now = GroupedOptimizer([{"params": weights(0)}], MOMENTUM, DECAY, decay_biases=False)
+    now.load_state_dict(old)
+    assert [group["decay_biases"] for group in now.param_groups] == [True]
+    new = GroupedOptimizer([{"params": weights(0)}], MOMENTUM, DECAY, decay_biases=False)
+    now.load_state_dict(new.state_dict())
+    assert [group["decay_biases"] for group in now.param_groups] == [False]
 
 
 @pytest.mark.parametrize("stop", [1, 4])
@@ -166,6 +196,25 @@ def test_lars_steps_plainly_where_a_ratio_would_be_nothing_or_no_number() -> Non
     new.grad = torch.zeros_like(new)
     ours.step()
     torch.testing.assert_close(new.detach(), -0.5 * (1 + MOMENTUM) * pushed, rtol=1e-12, atol=0)
+
+
+# --- AdamW ------------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("decay", [0.0, 0.05])
+def test_adamw_against_numpy_and_torch(decay: float) -> None:
+    params, others = weights(0), weights(0)
+    begun = [p.detach().numpy().copy() for p in params]
+    ours = GroupedOptimizer([{"params": params, "optimizer": "adamw"}], MOMENTUM, decay)
+    theirs = torch.optim.AdamW(others, weight_decay=decay)
+    for step in range(STEPS):
+        advance(ours, step)
+        advance(theirs, step)
+    rates = [rate(step) for step in range(STEPS)]
+    for i, (parameter, other) in enumerate(zip(params, others, strict=True)):
+        expected = adamw_reference(begun[i], [gradients(step)[i].numpy() for step in range(STEPS)], rates, decay)
+        np.testing.assert_allclose(parameter.detach().numpy(), expected, rtol=1e-11)
+        torch.testing.assert_close(parameter, other, rtol=1e-11, atol=0)
 
 
 # --- gradients that are too long --------------------------------------------------------------------------------------

@@ -56,4 +56,5 @@ def test_a_recipe_trains_is_saved_and_embeds(
     assert torch.isfinite(features).all()
     assert features.std(0).max() > 0, "images differ"
     alone = encoder.embed(encoder.cached_views(cache, [2]))
-    torch.testing.assert_close(alone, features[2:3], rtol=0, atol=0)
+    apart = (alone - features[2:3]).norm() / alone.norm()
+    assert apart <= 1e-5, "a feature depends on the images beside it by rounding only"

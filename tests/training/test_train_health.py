@@ -19,7 +19,8 @@ from finesight.training.batches import Batches
 from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.health import SPREAD_FLOOR
 from finesight.training.run_folder import RunFolder
-from finesight.training.train import hold_out, prepare_data, train
+from finesight.training.train import train
+from finesight.training.train_images import hold_out, prepare_data
 from processes import TINY, command, refused, rows, trained
 from small import SMALL
 

@@ -75,7 +75,7 @@ def clusters(
         facts = {"index": where, "method": found.method, "by": found.space, "items": len(found.ids)}
         print(json.dumps({**facts, "clusters": described, "unclustered": found.unclustered}))
         return
-    print(f"{len(found)} clusters of {len(found.ids):,} images by {found.space}", end="")
+    print(f"{format_count(len(found), 'cluster')} of {format_count(len(found.ids), 'image')} by {found.space}", end="")
     print(f", {found.unclustered:,} in none." if found.unclustered else ".")
     for number, size in enumerate(found.sizes[:LISTED]):
         print(f"{number:4d}  {size:6,}  {printable(', '.join(paths[item] for item in members[number][:3]))}")
@@ -151,8 +151,9 @@ def _write_clusters(out: Path, found: Clustering, paths: dict[int, str], root: s
     for number, size in [*enumerate(found.sizes), *([(-1, found.unclustered)] if found.unclustered else [])]:
         shown = [paths[item] for item in found.members(number)[:SHOWN].tolist() if item in paths]
         name = f"cluster {number}" if number >= 0 else "in no cluster"
-        rows.append(SheetRow(f"{name}: {size:,} images", shown))
-    words = f"{len(found)} clusters of {len(found.ids):,} images, by {found.method}; nearest to the center first."
+        rows.append(SheetRow(f"{name}: {format_count(size, 'image')}", shown))
+    counts = f"{format_count(len(found), 'cluster')} of {format_count(len(found.ids), 'image')}"
+    words = f"{counts}, by {found.method}; nearest to the center first."
     files = write_sheets(out, "clusters", "Clusters", f"{words}\n\n{FILL_IN}", root, rows)
     console.print(f"Written to {out}: clusters.csv, {', '.join(file.name for file in files)}. {FILL_IN}", markup=False)
 

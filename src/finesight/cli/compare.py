@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import CacheDir, Data, Json, LimitClasses, PoolingChoice, Quiet, Run, Workers
-from finesight.io.console import printable
+from finesight.cli.options import CacheDir, Data, Exact, Json, LimitClasses, PoolingChoice, Quiet, Run, Workers
+from finesight.io.console import format_count, printable
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -40,6 +40,7 @@ def compare(
     as_json: Json = False,
     cache_dir: CacheDir = None,
     workers: Workers = None,
+    exact: Exact = False,
     quiet: Quiet = False,
 ) -> None:
     """Is run B better than run A? Their difference with its 95 % interval, and the images that changed."""
@@ -48,8 +49,8 @@ def compare(
     from finesight.features.encoder import Encoder
     from finesight.io.console import console
 
-    a = Encoder.load(run_a)
-    b = a if run_a.resolve() == run_b.resolve() else Encoder.load(run_b)
+    a = Encoder.load(run_a, exact=exact)
+    b = a if run_a.resolve() == run_b.resolve() else Encoder.load(run_b, exact=exact)
     if out is not None:
         make_folder(out)
     found = comparing.compare(
@@ -66,7 +67,8 @@ def compare(
         progress=not quiet,
     )
     if out_of := [*(path for path, _ in found.a.cache.skipped), *found.dropped]:
-        console.print(f"{len(out_of)} files were left out for both, the first {out_of[0]}", markup=False)
+        left = format_count(len(out_of), "file was", "files were")
+        console.print(f"{left} left out for both, the first {out_of[0]}", markup=False)
     summary = found.summary()
     for key, run in (("a", run_a), ("b", run_b)):
         summary[key] = {"run": str(run)} | summary[key]

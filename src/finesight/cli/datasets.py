@@ -12,7 +12,7 @@ import typer
 
 from finesight.cli.options import DATA_HELP, Json, Quiet, Workers
 from finesight.errors import FineSightError
-from finesight.io.console import format_count
+from finesight.io.console import format_count, printable_line
 
 if TYPE_CHECKING:
     from finesight.data.layouts.layout import DatasetLayout
@@ -70,7 +70,7 @@ def verify(
     if as_json:
         print(json.dumps(found.to_json()))
     else:
-        print(_printable(f"{found.root}: {found.words()}"))
+        print(printable_line(f"{found.root}: {found.words()}"))
     if strict and not found.complete:
         raise typer.Exit(1)
 
@@ -102,13 +102,13 @@ def check(
         named = {} if official.dataset is None else {"verification": official.to_json()}
         print(json.dumps(report.to_json() | named))
     else:
-        print(_printable(source.describe().splitlines()[0]))
+        print(printable_line(source.describe().splitlines()[0]))
         if official.dataset is not None:
-            print(_printable(official.words()))
+            print(printable_line(official.words()))
         for line in _report_lines(report):
-            print(_printable(line))
+            print(printable_line(line))
         if out is not None:
-            print(_printable(f"All of it: {out}"))
+            print(printable_line(f"All of it: {out}"))
     if strict and not report.clean:
         raise typer.Exit(1)
 
@@ -152,7 +152,7 @@ def _describe(layout: DatasetLayout) -> Iterator[str]:
 
 def _report_lines(report: CheckReport) -> Iterator[str]:
     """Yield the report for people: counts first, then a few examples and what to do."""
-    yield f"{report.readable:,} of {report.images:,} images readable"
+    yield f"{report.readable:,} of {format_count(report.images, 'image')} readable"
     yield from _files(report)
     yield from _classes(report)
     yield from _duplicates(report)
@@ -232,8 +232,3 @@ def _some(examples: Sequence[str], total: int | None = None) -> Iterator[str]:
     yield from (f"  {example}" for example in examples[:EXAMPLES])
     if (more := (len(examples) if total is None else total) - EXAMPLES) > 0:
         yield f"  and {more:,} more"
-
-
-def _printable(line: str) -> str:
-    """Return a line that can be printed: file names may hold line breaks, and bytes that are no text."""
-    return line if line.isprintable() else repr(line)[1:-1]

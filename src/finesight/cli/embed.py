@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from finesight.cli.options import CacheDir, PoolingOption, Quiet, Run, Workers
+from finesight.cli.options import CacheDir, Exact, PoolingOption, Quiet, Run, Workers
 
 
 def embed(
@@ -17,16 +17,21 @@ def embed(
     pooling: PoolingOption = None,
     cache_dir: CacheDir = None,
     workers: Workers = None,
+    exact: Exact = False,
     quiet: Quiet = False,
 ) -> None:
     """Write the feature of every image, with its path, in a stable order."""
     from finesight import api
+    from finesight.features.encoder_folder import warn_of_random_weights
     from finesight.features.writing import check_output, embed_images
-    from finesight.io.console import console
+    from finesight.io.console import console, format_count
 
     check_output(out)
     name = pooling and str(pooling)
+    encoder = api.load(run, exact=exact)
+    warn_of_random_weights(run)
     written, skipped = embed_images(
-        api.load(run), images, out, pooling=name, cache_dir=cache_dir, workers=workers, progress=not quiet
+        encoder, images, out, pooling=name, cache_dir=cache_dir, workers=workers, progress=not quiet
     )
-    console.print(f"{written} features in {out}" + (f"; {skipped} files were skipped" if skipped else ""))
+    left_out = f"; {format_count(skipped, 'file was', 'files were')} skipped" if skipped else ""
+    console.print(f"{format_count(written, 'feature')} in {out}{left_out}")

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import CacheDir, Data, Json, LimitClasses, PoolingOption, Quiet, Workers
+from finesight.cli.options import CacheDir, Data, Exact, Json, LimitClasses, PoolingOption, Quiet, Workers
 from finesight.errors import FineSightError
 from finesight.evaluation.protocols import PROTOCOLS, Protocol
 
@@ -27,9 +27,15 @@ def evaluate(
     run: Annotated[
         Path | None, typer.Argument(help="The folder of a finished run; none for a frozen backbone.")
     ] = None,
-    backbone: Annotated[str | None, typer.Option(help="Without a run: any convolutional timm model, as it is.")] = None,
-    weights: Annotated[str, typer.Option(help="imagenet, random, or a weight file.")] = "imagenet",
-    resolution: Annotated[int, typer.Option(help="Pixels (frozen backbone only).")] = 224,
+    backbone: Annotated[
+        str | None, typer.Option(help="Without a run: any timm model with a feature map, as it is.")
+    ] = None,
+    weights: Annotated[
+        str, typer.Option(help="imagenet, random, a weight file, hf-hub:NAME or timm/NAME.")
+    ] = "imagenet",
+    resolution: Annotated[
+        int | None, typer.Option(help="Pixels (frozen backbone only).  [default: 224, or the nearest it takes]")
+    ] = None,
     output_stride: Annotated[int, typer.Option(help="8, 16 or 32 (frozen backbone only).")] = 32,
     stride_in_1x1: Annotated[bool | None, typer.Option(help="Caffe strides (frozen backbone only).")] = None,
     pooling: PoolingOption = None,
@@ -53,6 +59,7 @@ def evaluate(
     as_json: Json = False,
     cache_dir: CacheDir = None,
     workers: Workers = None,
+    exact: Exact = False,
     quiet: Quiet = False,
 ) -> None:
     """Score a run, or any backbone as it is: retrieval, linear probe, kNN, attention on the object."""
@@ -64,9 +71,13 @@ def evaluate(
     for option, file in (("--save-labels", save_labels), ("--per-class", per_class)):
         _check_folder(option, file)
     from finesight import api
-    from finesight.io.console import console
+    from finesight.features.encoder_folder import warn_of_random
+    from finesight.io.console import console, format_count
 
-    encoder = api.load(run) if run is not None else _frozen(backbone, weights, resolution, output_stride, stride_in_1x1)
+    frozen = backbone, weights, resolution, output_stride, stride_in_1x1
+    encoder = api.load(run) if run is not None else _frozen(*frozen)
+    encoder.exact = exact
+    warn_of_random(encoder.config.method, encoder.config.backbone.weights)
     if state is None and run is not None and (run / "config.yaml").exists():  # a bare encoder has no such file
         state = run / "probe"
     own: dict[str, Any] = {"probe_epochs": probe_epochs, "state": state}
@@ -87,7 +98,8 @@ def evaluate(
     )
     if result.cache.skipped:
         first, reason = result.cache.skipped[0]
-        console.print(f"{len(result.cache.skipped)} files were skipped, the first {first}: {reason}")
+        skipped = format_count(len(result.cache.skipped), "file was", "files were")
+        console.print(f"{skipped} skipped, the first {first}: {reason}")
     if per_class is not None:
         _write_classes(per_class, result)
     if run is not None:
@@ -112,7 +124,7 @@ def _print(name: str, result: Evaluation) -> None:
 
 
 def _frozen(
-    backbone: str | None, weights: str, resolution: int, output_stride: int, stride_in_1x1: bool | None
+    backbone: str | None, weights: str, resolution: int | None, output_stride: int, stride_in_1x1: bool | None
 ) -> Encoder:
     from finesight import api
     from finesight.io.console import console

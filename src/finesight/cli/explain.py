@@ -10,9 +10,9 @@ from typing import Annotated
 
 import typer
 
-from finesight.cli.options import Json, PoolingChoice, Quiet, Run
+from finesight.cli.options import Exact, Json, PoolingChoice, Quiet, Run
 from finesight.errors import FineSightError
-from finesight.io.console import console, printable
+from finesight.io.console import console, format_count, printable
 
 COUNT = 48
 
@@ -45,6 +45,7 @@ def explain(
         Rectify, typer.Option(help="Of GradCAM: its magnitude, or its positive half as the paper prints it.")
     ] = Rectify.abs,
     as_json: Json = False,
+    exact: Exact = False,
     quiet: Quiet = False,
 ) -> None:
     """Show where a run looks: mask, GradCAM of its loss, projections; runs side by side; why two images are alike."""
@@ -58,7 +59,9 @@ def explain(
     selection = select_images(images, None if every else count)
     runs = [run, *(beside or [])]
     names = run_names(runs)
-    explainers = {name: Explainer.load(one, rectify=rectify.value) for name, one in zip(names, runs, strict=True)}
+    explainers = {
+        name: Explainer.load(one, rectify=rectify.value, exact=exact) for name, one in zip(names, runs, strict=True)
+    }
     console.print(f"Explaining {selection.choice}.", markup=False)
     options = Options(top=top, lowest=lowest, pair=pair, by=pooling and str(pooling), progress=not quiet)
     summary = explain_folder(explainers, selection, out, options)
@@ -67,11 +70,12 @@ def explain(
             console.print(f"{facts['run']}: no GradCAM. {facts['no_gradcam']}", markup=False)
     if skipped := summary["skipped"]:
         first = printable(f"{skipped[0]['path']}: {skipped[0]['reason']}")
-        console.print(f"{len(skipped)} files were skipped, the first {first}", markup=False)
+        left_out = format_count(len(skipped), "file was", "files were")
+        console.print(f"{left_out} skipped, the first {first}", markup=False)
     if as_json:
         print(json.dumps(summary))
         return
-    print(f"{summary['explained']} images are explained in {out / 'index.html'}.")
+    print(f"{format_count(summary['explained'], 'image is', 'images are')} explained in {out / 'index.html'}.")
 
 
 def run_names(runs: list[Path]) -> list[str]:

@@ -7,13 +7,19 @@ import signal
 import threading
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
-from typing import Annotated, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import Json, Quiet, RunOrEncoder, Workers
-from finesight.errors import Interrupted
+from finesight.cli.options import Exact, Interval, Json, Quiet, RunOrEncoder, Watch, Workers
+from finesight.errors import FineSightError, Interrupted
+from finesight.io.console import console, format_count
 from finesight.search.engines import uri_help
+
+if TYPE_CHECKING:
+    from finesight.search.build import IndexUpdate
+    from finesight.search.watch import Change, FolderWatch
 
 CONTINUE = "What is done is kept; the same command continues."
 
@@ -24,42 +30,80 @@ def index(
     index: Annotated[str | None, typer.Option("--index", help=f"{uri_help(new=True)}  [default: RUN/index]")] = None,
     as_json: Json = False,
     workers: Workers = None,
+    exact: Exact = False,
+    watch: Watch = False,
+    interval: Interval = 5.0,
     quiet: Quiet = False,
 ) -> None:
     """Make an index of a folder, or bring it up to date: only new and changed images are embedded."""
     from finesight.data.sources import open_source
     from finesight.features.embedder import TorchEmbedder
-    from finesight.io.console import console
-    from finesight.io.progress import phase_bar
-    from finesight.search.build import PHASES, open_or_create, update_index
+    from finesight.features.encoder_folder import warn_of_random_weights
+    from finesight.search.build import open_or_create, update_run_index
+    from finesight.search.watch import FolderWatch
 
-    where = str(run / "index") if index is None else index
-    embedder = TorchEmbedder.load(run)
-    source = open_source(folder)
-    with closing(open_or_create(where, embedder, run, source.root)) as store:
-        with _stop_signals() as stop, phase_bar(PHASES, not quiet) as bar:
-            update = update_index(
-                store,
-                embedder,
-                source,
-                workers=workers,
-                callback=bar,
-                stop=stop.is_set,
-                skipped_file=store.skipped_file(run),
+    embedder = TorchEmbedder.load(run, exact=exact)
+    warn_of_random_weights(run)
+    where = _usual_place(run, embedder.fingerprint) if index is None else index
+    source, leave = open_source(folder), set[str]()
+    watcher = FolderWatch(folder, interval)
+    with closing(open_or_create(where, embedder, run, source.root)) as store, _stop_signals() as stop:
+        while True:
+            change = _next_change(watcher, stop) if watch else None
+            if change is not None:
+                source, leave = change.source, change.unsettled
+            if watch and change is None:
+                raise Interrupted(stop.number, "Stopped. The index is as the folder was at the last look.")
+            update = update_run_index(
+                store, embedder, source, run, workers=workers, stop=stop.is_set, leave=leave, show=not quiet
             )
-        if update.stopped:
-            done = update.added + update.changed
-            raise Interrupted(stop.number, f"Stopped after {done:,} images. {CONTINUE}")
-        facts = store.facts()
+            if update.stopped:
+                done = update.added + update.changed
+                raise Interrupted(stop.number, f"Stopped after {format_count(done, 'image')}. {CONTINUE}")
+            if change is None or not (change.is_retry and update.is_empty):
+                _tell(where, update, store.facts(), as_json)
+            if change is None:
+                return
+            watcher.take(change, (path for path, _ in update.skipped))
+
+
+def _usual_place(run: Path, fingerprint: str) -> str:
+    """Return the index of a run: of the frozen network's own if that is the encoder that is kept."""
+    from finesight.search.engines import index_exists, open_index
+    from finesight.search.faiss_index import FROZEN_INDEX, RUN_INDEX
+
+    frozen = run / FROZEN_INDEX
+    if index_exists(frozen) and open_index(frozen).meta.fingerprint == fingerprint:
+        return str(frozen)
+    return str(run / RUN_INDEX)
+
+
+def _next_change(watcher: FolderWatch, stop: _Stop) -> Change | None:
+    """Wait until something of the folder has changed; None if the command is stopped. Trouble is told once."""
+    told = ""
+    while not stop.wait(watcher.wait()):
+        try:
+            if change := watcher.look():
+                return change
+            told = ""
+        except FineSightError as error:
+            if str(error) != told:
+                console.print(f"{error} The index is left as it is.", markup=False)
+            told = str(error)
+    return None
+
+
+def _tell(where: str, update: IndexUpdate, facts: dict[str, Any], as_json: bool) -> None:
+    """Print what an update did."""
     if update.skipped:
         path, reason = sorted(update.skipped)[0]
-        console.print(f"{len(update.skipped):,} files left out, the first {path}: {reason}", markup=False)
+        console.print(f"{format_count(len(update.skipped), 'file')} left out, the first {path}: {reason}", markup=False)
     if as_json:
         counts = {"added": update.added, "changed": update.changed, "removed": update.removed, "kept": update.kept}
-        print(json.dumps({"index": where, **counts, "skipped": len(update.skipped), **facts}))
+        print(json.dumps({"index": where, **counts, "skipped": len(update.skipped), **facts}), flush=True)
         return
-    print(f"{where}: {facts['items']:,} images ({update}). Search: {facts['kind']}", end="")
-    print("." if facts["kind"] == "exact" else f", recall@10 {facts['recall_at_10']:.3f} of exact.")
+    found = "exact" if facts["kind"] == "exact" else f"{facts['kind']}, recall@10 {facts['recall_at_10']:.3f} of exact"
+    print(f"{where}: {format_count(facts['items'], 'image')} ({update}). Search: {found}.", flush=True)
 
 
 class _Stop(threading.Event):

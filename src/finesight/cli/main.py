@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import sys
 from importlib.metadata import entry_points
 from typing import Annotated
 
@@ -15,10 +14,12 @@ from finesight.cli.datasets import datasets_app
 from finesight.cli.demo import demo
 from finesight.cli.embed import embed
 from finesight.cli.evaluate import evaluate
+from finesight.cli.exits import exit_with_message
 from finesight.cli.explain import explain
 from finesight.cli.export import export
 from finesight.cli.index import index
 from finesight.cli.inspect import inspect
+from finesight.cli.judge import judge
 from finesight.cli.lookalikes import lookalikes
 from finesight.cli.methods import methods
 from finesight.cli.options import RenamedOptions
@@ -26,7 +27,7 @@ from finesight.cli.search import search
 from finesight.cli.serve import serve
 from finesight.cli.train import train
 from finesight.cli.up import up
-from finesight.errors import FineSightError, Interrupted
+from finesight.cli.verdict import verdict
 from finesight.version import __version__
 
 app = typer.Typer(
@@ -38,7 +39,7 @@ app = typer.Typer(
 )
 app.add_typer(datasets_app, name="datasets")
 COMMANDS = (
-    *(clusters, compare, duplicates, evaluate, explain, export, index, search, serve, up),
+    *(clusters, compare, duplicates, evaluate, explain, export, index, judge, search, serve, up, verdict),
     *(train, methods, embed, inspect, lookalikes, demo),
 )
 for command in COMMANDS:
@@ -66,14 +67,8 @@ def main() -> None:
     """Run the app; an error that is the user's to fix is one message and exit code 2, without a trace."""
     # Threads that wait by spinning make a busy machine many times slower; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-    try:
+    with exit_with_message():
         app()
-    except FineSightError as error:
-        print(f"finesight: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except Interrupted as stop:
-        print(f"finesight: {stop}", file=sys.stderr)
-        raise SystemExit(stop.exit_code) from None
 
 
 if __name__ == "__main__":

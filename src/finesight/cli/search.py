@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finesight.cli.options import By, IndexUri, Json
+from finesight.cli.options import By, Exact, IndexUri, Json
 from finesight.errors import FineSightError
 from finesight.io.console import printable
 
@@ -36,9 +36,11 @@ def search(
     engine: Annotated[EngineName, typer.Option(help="What sees the queries; onnx needs no torch.")] = EngineName.torch,
     model: Annotated[Path | None, typer.Option(help="With onnx: the exported file, if not beside the index.")] = None,
     run: Run = None,
+    exact: Exact = False,
     as_json: Json = False,
 ) -> None:
     """Find the images of an index that look most like a picture."""
+    from finesight.features.encoder_folder import warn_of_random_weights
     from finesight.features.preprocess import parse_box
     from finesight.search.engines import open_index
     from finesight.search.open_embedder import open_embedder
@@ -52,7 +54,8 @@ def search(
     with closing(open_index(where)) as index:
         if not len(index):
             raise FineSightError(f"The index {where} is empty: add images with `finesight index`.")
-        searcher = Searcher(index, open_embedder(str(engine), index, model or run))
+        searcher = Searcher(index, open_embedder(str(engine), index, model or run, exact=exact))
+        warn_of_random_weights(index.encoder_folder())
         answers = [
             (query, searcher.by_picture(query, k, by=by, box=part, diversity=diversity, min_score=min_score))
             for query in queries

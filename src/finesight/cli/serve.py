@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finesight.cli.options import CacheDir, IndexUri, Quiet
+from finesight.cli.options import CacheDir, Exact, IndexUri, Quiet
 from finesight.cli.search import EngineName, Run
 from finesight.errors import Interrupted
 
@@ -47,10 +47,12 @@ def serve(
         str | None, typer.Option(help="Bring the index up to date with its folder, given here, while serving.")
     ] = None,
     run: Run = None,
+    exact: Exact = False,
     cache_dir: CacheDir = None,
     quiet: Quiet = False,
 ) -> None:
     """Search an index in the browser: a page, and an API that /docs describes."""
+    from finesight.features.encoder_folder import warn_of_random_weights
     from finesight.search.engines import open_index
     from finesight.search.open_embedder import open_embedder
     from finesight.server.run_server import bind, run_server, update_job
@@ -59,7 +61,8 @@ def serve(
     bind(host, port).close()  # an address that cannot be used is refused before the slow part
     with stoppable():
         index = open_index(where)
-        embedder = open_embedder(str(engine), index, run)
+        embedder = open_embedder(str(engine), index, run, exact=exact)
+        warn_of_random_weights(index.encoder_folder())
         job = None
         if update is not None:
             job = update_job(where, embedder, update, Path(index.meta.run), progress=not quiet)

@@ -8,9 +8,22 @@ from typing import Annotated, Any
 
 import typer
 
-from finesight.cli.options import Backbone, CacheDir, Epochs, Quiet, Resolution, Settings, Weights, Workers
+from finesight.cli.options import (
+    Backbone,
+    CacheDir,
+    Epochs,
+    Minutes,
+    Preset,
+    PresetChoice,
+    Quiet,
+    Resolution,
+    Settings,
+    Weights,
+    Workers,
+)
 from finesight.cli.settings import assignments, parsed
 from finesight.errors import FineSightError
+from finesight.io.console import console
 
 Variant = StrEnum("Variant", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
 
@@ -25,24 +38,34 @@ def train(
         bool | None, typer.Option(help="Learn the rationale beside the method.  [default: as the method has it]")
     ] = None,
     variant: Annotated[
-        Variant | None, typer.Option(help="Which variant of the rationale is learned (docs/variants.md).")
+        Variant | None,
+        typer.Option(
+            help="Which variant of the rationale is learned (docs/variants.md). It sets nothing else: the paper's "
+            "recipe is --preset paper, its queue --queue 65536."
+        ),
     ] = None,
+    preset: Preset = PresetChoice("auto"),
+    minutes: Minutes = None,
     backbone: Backbone = None,
     weights: Weights = None,
     resolution: Resolution = None,
-    test_resolution: Annotated[int | None, typer.Option(help="Pixels at test time.  [default: as in training]")] = None,
+    test_resolution: Annotated[int | None, typer.Option(help="Pixels at test time.  [default: by the preset]")] = None,
     output_stride: Annotated[
         int | None, typer.Option(help="8, 16 or 32; 16 gives 7×7 at 112 px.  [default: 32]")
     ] = None,
     stride_in_1x1: Annotated[
         bool | None, typer.Option(help="ResNets with caffe strides.  [default: what the weight file says]")
     ] = None,
-    freeze: Annotated[int | None, typer.Option(help="0 nothing, 1 the stem, 2 and stage 1, …")] = None,
+    freeze: Annotated[
+        int | None, typer.Option(help="0 nothing, 1 the stem, 2 and stage 1 (of a ViT, block 1), …")
+    ] = None,
     epochs: Epochs = None,
-    batch_size: Annotated[int | None, typer.Option(help="Images a step, over all devices.  [default: 128]")] = None,
+    batch_size: Annotated[
+        int | None, typer.Option(help="Images a step, over all devices.  [default: by the preset]")
+    ] = None,
     queue: Annotated[str | None, typer.Option(help="Past keys that serve as negatives, or auto.")] = None,
     projections: Annotated[int | None, typer.Option(help="K, the filters of the rationale.  [default: 32]")] = None,
-    lr: Annotated[float | None, typer.Option(help="[default: 0.03]")] = None,
+    lr: Annotated[float | None, typer.Option(help="Learning rate.  [default: the method's]")] = None,
     clip_grad_norm: Annotated[float | None, typer.Option(help="Largest gradient norm.")] = None,
     accumulate_grad_batches: Annotated[
         int | None, typer.Option(help="Batches per optimizer step.  [default: 1]")
@@ -53,11 +76,21 @@ def train(
     config: Annotated[Path | None, typer.Option(help="A YAML file of settings; options given here win.")] = None,
     settings: Settings = None,
     restart: Annotated[bool, typer.Option("--restart", help="Begin anew, dropping what is in the run folder.")] = False,
-    show_config: Annotated[bool, typer.Option("--show-config", help="Print the whole configuration and stop.")] = False,
+    show_config: Annotated[
+        bool,
+        typer.Option("--show-config", help="Print every setting, with the reason for each that was chosen, and stop."),
+    ] = False,
     devices: Annotated[int, typer.Option(min=1, help="Devices per machine; several train in parallel (DDP).")] = 1,
     nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
     accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, 32, 16 or bf16.")] = "auto",
+    compile: Annotated[
+        bool, typer.Option("--compile", help="Use torch.compile: the first step takes a minute, the others less time.")
+    ] = False,
+    checkpoint_activations: Annotated[
+        bool,
+        typer.Option("--checkpoint-activations", help="Keep less for the backward pass: less memory, more time."),
+    ] = False,
     checkpoint_minutes: Annotated[float, typer.Option(help="Time between checkpoints.")] = 2.0,
     log_every: Annotated[int, typer.Option(help="Steps between rows of metrics.csv.")] = 10,
     cache_dir: CacheDir = None,
@@ -65,7 +98,7 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Learn features from a folder of images. Run the same command again to continue."""
-    from finesight.training.config import RuntimeConfig, build_config, dotted, read_yaml, validate_settings
+    from finesight.training.config import RuntimeConfig, commented_yaml, dotted, read_yaml, validate_settings
 
     flags = {
         "data": data,
@@ -90,28 +123,43 @@ def train(
     }
     given = {key: value for key, value in flags.items() if value is not None}
     file = read_yaml(config) if config is not None else {}
-    merged = build_config({**dotted(file), **given, **assignments(settings or [])})
-    if show_config:
-        import yaml
-
-        print(yaml.safe_dump(merged.model_dump(mode="json"), sort_keys=False), end="")
-        return
+    merged = {**dotted(file), **given, **assignments(settings or [])}
     runtime = validate_settings(
         RuntimeConfig,
         devices=devices,
         nodes=nodes,
         accelerator=accelerator,
         precision=precision,
+        compile=compile,
+        checkpoint_activations=checkpoint_activations,
         checkpoint_minutes=checkpoint_minutes,
         log_every=log_every,
         cache_dir=cache_dir,
         workers=workers,
         progress=not quiet,
     )
-    from finesight.io.console import console
+    from finesight.io.signals import stoppable
+    from finesight.training.presets import plan_training
+    from finesight.training.run_folder import RunFolder
+
+    with stoppable(lambda: "Stopped before the first step. The same command begins again."):
+        plan = plan_training(
+            merged,
+            RunFolder(out),
+            runtime,
+            preset=str(preset),
+            minutes=minutes,
+            restart=restart,
+            dry=show_config,
+        )
+    if show_config:
+        print(f"# {plan.words}\n" if plan.words else "", commented_yaml(plan.config, plan.reasons), sep="", end="")
+        return
     from finesight.report.train import train_and_report
 
-    run = train_and_report(merged, out, runtime, restart=restart)
+    if plan.words:
+        console.print(plan.words, markup=False)
+    run = train_and_report(plan.config, out, runtime, restart=restart, plan=plan.describe())
     console.print(f"The encoder is in {run.encoder}, the report is {run.report}.")
 
 

@@ -1,23 +1,43 @@
-"""``finesight up``: train, index and serve a folder. Heavy imports live inside the functions: --help is quick."""
+"""``finesight up``: index, serve and train a folder. Heavy imports live inside the functions: --help is quick."""
 
 from __future__ import annotations
 
+import sys
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import Backbone, CacheDir, Epochs, Quiet, Resolution, Settings, Weights, Workers
+from finesight.cli.options import (
+    Backbone,
+    CacheDir,
+    Epochs,
+    Interval,
+    Minutes,
+    Preset,
+    PresetChoice,
+    Quiet,
+    Resolution,
+    Settings,
+    Watch,
+    Weights,
+    Workers,
+)
 from finesight.cli.serve import AllowHost, Host, MaxUpload, OpenPage, Port, Queue, Token, server_config, stoppable
 from finesight.cli.settings import assignments
 from finesight.errors import FineSightError
 
 if TYPE_CHECKING:
     from finesight.server.config import ServerConfig
-    from finesight.training.config import TrainConfig
+    from finesight.training.config import RuntimeConfig
     from finesight.training.run_folder import RunFolder
 
-BATCH = 128  # of training, where there are that many images
+OPTIONS = "options.json"  # file of a run's frozen folder: the options that the run was begun with
+OF_FROZEN = (  # names begin so
+    *("backbone.", "views.resolution", "views.mean", "views.std", "views.interpolation", "views.crop_"),
+    *("test_resolution", "seed"),
+)
 
 
 def up(
@@ -30,10 +50,13 @@ def up(
     backbone: Backbone = None,
     resolution: Resolution = None,
     epochs: Epochs = None,
-    batch_size: Annotated[
-        int | None, typer.Option(help="Images per step.  [default: 128, or fewer if there are]")
-    ] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Images per step.  [default: by the preset]")] = None,
+    preset: Preset = PresetChoice("auto"),
+    minutes: Minutes = None,
     settings: Settings = None,
+    train: Annotated[bool, typer.Option("--train/--no-train", help="Train in the background, or only search.")] = True,
+    watch: Watch = False,
+    interval: Interval = 5.0,
     host: Host = "127.0.0.1",
     port: Port = 8000,
     token: Token = None,
@@ -45,9 +68,10 @@ def up(
     workers: Workers = None,
     quiet: Quiet = False,
 ) -> None:
-    """Train on a folder, index it and serve the page. Run it again to continue, or to use what is there."""
+    """Search a folder in the browser at once, and train on it meanwhile. Run it again to continue."""
     from finesight.data.sources import open_source
     from finesight.server.run_server import bind
+    from finesight.training.config import RuntimeConfig
 
     options = {
         "method": method,
@@ -59,12 +83,27 @@ def up(
     }
     given = {key: value for key, value in options.items() if value is not None} | assignments(settings or [])
     config = server_config(host, port, token, allow_host, open_page, queue, max_upload_mb, cache_dir)
-    bind(host, port).close()  # an address that cannot be used is refused before hours of training
-    images = len(open_source(folder).split("train"))
-    run = run_folder(folder, out)
+    bind(host, port).close()  # an address that cannot be used is refused before anything else
+    open_source(folder)  # so is a folder without images
+    run, wanted = run_folder(folder, out), Wanted(given, str(preset), minutes)
     with stoppable():
-        _train(run, folder, images, given, cache_dir, workers, not quiet)
-        _serve(run, folder, config, workers, not quiet)
+        runtime = RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=not quiet)
+        trains = prepare(run, folder, wanted, runtime) and train
+        request = {"out": str(run), **asdict(wanted), "cache_dir": _text(cache_dir), "workers": workers}
+        _serve(run, folder, config, request if trains else None, watch, interval, workers, not quiet)
+
+
+@dataclass
+class Wanted:
+    """What to train, as far as it was said."""
+
+    given: dict[str, Any] = field(default_factory=dict)  # settings
+    preset: str = "auto"
+    minutes: float | None = None
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path.absolute())
 
 
 def run_folder(folder: Path, out: Path | None) -> Path:
@@ -79,68 +118,116 @@ def run_folder(folder: Path, out: Path | None) -> Path:
     return run
 
 
-def _train(
+def prepare(run: Path, folder: Path, wanted: Wanted, runtime: RuntimeConfig) -> bool:
+    """Make the encoder that searches before training, unless there is one; return whether there is something to train.
+
+    ``wanted`` is completed by what the run was begun with. Raises FineSightError if that is something else, or if the
+    minutes are too few.
+    """
+    import json
+
+    from finesight.io.atomic import write_atomic
+    from finesight.methods.base import find_method
+    from finesight.training.config import flat
+    from finesight.training.presets import plan_training
+    from finesight.training.run_folder import RunFolder
+    from finesight.training.save_encoder import frozen_encoder
+
+    run_of, frozen = RunFolder(run), run / "frozen"
+    _refuse_other_folder(run_of, frozen, folder)
+    options = frozen / OPTIONS
+    begun = Wanted(**json.loads(options.read_text(encoding="utf-8"))) if options.exists() else Wanted()
+    wanted.given = {key: value for key, value in wanted.given.items() if begun.given.get(key) != value}
+    own = {} if run_of.has_begun else begun.given  # a training that has begun keeps its own settings and its plan
+    strict = wanted.minutes not in (None, begun.minutes)  # what a run was begun with was enough
+    if not run_of.has_begun:
+        wanted.preset = begun.preset if wanted.preset == "auto" else wanted.preset
+        wanted.minutes = begun.minutes if wanted.minutes is None else wanted.minutes
+    settings = {**own, **wanted.given, "data": str(folder)}
+    plan = plan_training(
+        settings, run_of, runtime, preset=wanted.preset, minutes=wanted.minutes, look=False, strict=strict
+    )
+    config = plan.config.with_absolute_paths()
+    if "backbone.weights" in wanted.given:
+        wanted.given["backbone.weights"] = config.backbone.weights
+    made = (frozen / "encoder" / "encoder.json").exists()
+    known = flat(run_of.config()) if run_of.config_file.exists() else begun.given
+    _refuse_other_settings(run, known, {k: v for k, v in wanted.given.items() if k in known or k.startswith(OF_FROZEN)})
+    wanted.given = {**own, **wanted.given, "data": config.data}
+    trains = find_method(config.method).objective is not None
+    former = not made and (run_of.encoder / "encoder.json").exists()  # a run of a former version has only that
+    if not run_of.has_begun and not former:
+        write_atomic(options, json.dumps(asdict(wanted)))
+    if not made and not former:
+        encoder = frozen_encoder(config)
+        if not options.exists():  # a training that `finesight train` began
+            write_atomic(options, json.dumps(asdict(Wanted())))
+        encoder.save(frozen / "encoder")
+        if not trains:
+            with run_of.locked():
+                run_of.enter(config, restart=False)
+                encoder.save(run_of.encoder)
+    return trains
+
+
+def _refuse_other_folder(run: RunFolder, frozen: Path, folder: Path) -> None:
+    """Raise FineSightError if the run is of other images, or no run at all."""
+    from finesight.data.sources import open_source
+    from finesight.search.build import require_root
+    from finesight.search.engines import index_exists, open_index
+
+    run.refuse_foreign()
+    for index in (frozen / "index", run.root / "index"):
+        if index_exists(index):
+            require_root(open_index(index), open_source(folder).root)
+    if run.config_file.exists() and Path(run.config().data).resolve() != folder.expanduser().resolve():
+        raise FineSightError(f"{run.root} is the run of {run.config().data}, not of {folder}: give another --out.")
+
+
+def _refuse_other_settings(run: Path, known: dict[str, Any], given: dict[str, Any]) -> None:
+    """Raise FineSightError if settings are given that are not those of the run."""
+    changed = [key for key, value in given.items() if known.get(key, "the default") != value]
+    if known and changed:
+        lines = "\n".join(f"  {key}: {known.get(key, 'the default')} there, {given[key]} now" for key in changed)
+        raise FineSightError(
+            f"{run} holds a run with another configuration:\n{lines}\n"
+            "Give another --out, or the same options to continue it."
+        )
+
+
+def _serve(
     run: Path,
     folder: Path,
-    images: int,
-    given: dict[str, Any],
-    cache_dir: Path | None,
+    config: ServerConfig,
+    request: dict[str, Any] | None,
+    watch: bool,
+    interval: float,
     workers: int | None,
     progress: bool,
 ) -> None:
-    """Train the encoder of the run, unless a fitting one is there already."""
-    from finesight.io.console import console
-    from finesight.methods.base import find_method
-    from finesight.training.run_folder import RunFolder
-
-    folder_of_run = RunFolder(run)
-    if (folder_of_run.encoder / "encoder.json").exists() and not given and _same_data(folder_of_run, folder):
-        console.print(f"Using the encoder of {run}.", markup=False)
-        return
-    config = training_config(folder_of_run, folder, images, given)
-    if find_method(config.method).objective is None:
-        _save_frozen(folder_of_run, config.with_absolute_paths())
-        return
-    from finesight.report.train import train_and_report
-    from finesight.training.config import RuntimeConfig
-
-    train_and_report(config, run, RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=progress))
-
-
-def _save_frozen(run: RunFolder, config: TrainConfig) -> None:
-    """Save the encoder of a method without training. Unlike ``train``, this decodes no image."""
-    from finesight.training.save_encoder import save_frozen
-
-    with run.locked():
-        run.enter(config, restart=False)
-        if not (run.encoder / "encoder.json").exists():
-            save_frozen(config, run)
-
-
-def _same_data(run: RunFolder, folder: Path) -> bool:
-    return Path(run.config().data).resolve() == folder.expanduser().resolve()
-
-
-def training_config(run: RunFolder, folder: Path, images: int, given: dict[str, Any]) -> TrainConfig:
-    """Return the settings of the run that is there, if any, and those given; training refuses if they differ."""
-    from finesight.training.config import build_config, dotted, read_yaml
-    from finesight.training.renamed import current_settings
-
-    known: dict[str, Any] = current_settings(dotted(read_yaml(run.config_file)))[0] if run.config_file.exists() else {}
-    if not known or given.get("method", known.get("method")) != known.get("method"):
-        known = {"batch_size": max(2, min(BATCH, int(0.9 * images)))}  # a tenth may be held out, or unreadable
-    return build_config({**known, **given, "data": str(folder)})
-
-
-def _serve(run: Path, folder: Path, config: ServerConfig, workers: int | None, progress: bool) -> None:
     """Serve at once: what is indexed already can be searched while the rest is added."""
     from finesight.data.sources import open_source
     from finesight.features.embedder import TorchEmbedder
+    from finesight.features.encoder_folder import warn_of_random_weights
     from finesight.search.build import open_or_create
-    from finesight.server.run_server import run_server, update_job
+    from finesight.search.watch import FolderWatch
+    from finesight.server.feature_sets import AFTER, BEFORE
+    from finesight.server.run_server import run_server
+    from finesight.server.upkeep import TrainingCommand, Upkeep
 
-    embedder = TorchEmbedder.load(run)
-    where = str(run / "index")
-    index = open_or_create(where, embedder, run, open_source(folder).root)
-    job = update_job(where, embedder, folder, run, workers=workers, progress=progress)
-    run_server(index, embedder, config, job)
+    name, home = (BEFORE, run / "frozen") if (run / "frozen" / "encoder").exists() else (AFTER, run)
+    embedder = TorchEmbedder.load(home)
+    warn_of_random_weights(home)
+    index = open_or_create(home / "index", embedder, home, open_source(folder).root)
+    command = [sys.executable, "-m", "finesight.cli.background"]
+    training = None if request is None else TrainingCommand(command, request)
+    folder_watch = FolderWatch(folder, interval)
+
+    def judged(run: Path) -> str | None:
+        from finesight.report.judge import rewrite_verdict
+        from finesight.training.run_folder import RunFolder
+
+        return rewrite_verdict(RunFolder(run))
+
+    upkeep = Upkeep(run, folder_watch, training, watching=watch, workers=workers, progress=progress, judged=judged)
+    run_server(index, embedder, config, upkeep, name=name)

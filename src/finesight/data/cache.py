@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.data.decode import read_mask
-from finesight.data.geometry import Geometry
+from finesight.data.geometry import Geometry, Scale, as_scale
 from finesight.data.geometry import cache_side as cache_side
 from finesight.data.sources import ImageSource
 from finesight.data.store import SHARD_IMAGES, Entries, add_images, image_key, read_entries
@@ -25,20 +25,24 @@ from finesight.errors import FineSightError, SkipImage
 
 @dataclass(frozen=True, eq=False)
 class DecodedCache:
-    """The readable images of a source, in its order, with their short side brought to ``side``.
+    """The readable images of a source, in its order, resized to ``scale``.
 
     Index ``i`` means the same image here and in ``source``, the given source without what was skipped.
     """
 
     source: ImageSource
     skipped: list[tuple[str, str]]  # path, reason: while listing and while decoding
-    side: int
+    scale: Scale
     entries: Entries = field(repr=False)
     rows: NDArray[np.int64] = field(repr=False)  # (N,) into entries
     maps: dict[int, NDArray[np.uint8]] = field(repr=False)  # shard -> its bytes
 
     def __len__(self) -> int:
         return len(self.rows)
+
+    @property
+    def side(self) -> int:
+        return self.scale.side
 
     @property
     def keys(self) -> NDArray[np.bytes_]:
@@ -49,6 +53,11 @@ class DecodedCache:
     def sizes(self) -> NDArray[np.int64]:
         """(N, 2) height and width of every cached image."""
         return self.entries.sizes[self.rows].astype(np.int64)
+
+    @property
+    def short_side(self) -> int:
+        """The short side of the files that were decoded, in pixels: their median."""
+        return int(np.median(self.entries.originals[self.rows].min(1)))
 
     def image(self, i: int) -> NDArray[np.uint8]:
         """Return an image as (h, w, 3), a read-only view of the file on disk."""
@@ -71,7 +80,7 @@ class DecodedCache:
     def geometry(self, i: int) -> Geometry:
         """Return how an image lies in its original."""
         width, height = self.entries.originals[self.rows[i]].tolist()
-        return Geometry.fit(width, height, self.side, self.source.trim)
+        return Geometry.fit(width, height, self.scale, self.source.trim)
 
     def box(self, i: int) -> NDArray[np.float32] | None:
         """Return x, y, width, height of the object in cached pixels, or ``None`` if the source has no boxes."""
@@ -91,46 +100,61 @@ class DecodedCache:
 
 def open_cache(
     source: ImageSource,
-    side: int,
+    scale: int | Scale,
     *,
     cache_dir: Path | None = None,
     workers: int | None = None,
     progress: bool = True,
     shard_images: int = SHARD_IMAGES,
+    callback: Callable[[int, int], None] | None = None,
 ) -> DecodedCache:
     """Decode what is not in the cache yet, then open all of it. Any number of processes may do so at once.
 
-    ``side`` is the short side of a decoded image in pixels (see ``cache_side``). ``shard_images`` are written at a
-    time: a build that is killed loses at most so many.
+    ``scale`` is the size of a decoded image, a number its short side in pixels (see ``cache_side``). ``shard_images``
+    are written at a time: a build that is killed loses at most so many. ``callback`` is told how many images of how
+    many are decoded.
     """
-    folder = Path(cache_dir or default_cache_dir()).absolute() / f"v1-side{side}"
-    keys, problems = _keys(source, side)
+    scale = as_scale(scale)
+    folder = _folder(cache_dir, scale)
+    keys, problems = _keys(source, scale)
     entries = read_entries(folder)
     present = np.array([i not in problems for i in range(len(source))], bool)
     missing = np.flatnonzero(present & (entries.find(keys) < 0)).tolist()
     if missing:
         jobs = [(k, str(source.file(i)), source.trim) for k, i in zip(keys[missing].tolist(), missing, strict=True)]
-        unreachable = add_images(folder, jobs, side, workers, progress, shard_images)
+        unreachable = add_images(folder, jobs, scale, workers, progress, shard_images, callback)
         entries = read_entries(folder)
         tried = zip(missing, jobs, strict=True)
         problems |= {i: unreachable[key] for i, (key, *_) in tried if key in unreachable}
-    return _assemble(source, side, entries, keys, problems)
+    return _assemble(source, scale, entries, keys, problems)
 
 
-def _keys(source: ImageSource, side: int) -> tuple[NDArray[np.bytes_], dict[int, str]]:
+def count_missing(source: ImageSource, scale: int | Scale, cache_dir: Path | None = None) -> int:
+    """Return how many images of the source are still to be decoded."""
+    scale = as_scale(scale)
+    keys, problems = _keys(source, scale)
+    unknown = read_entries(_folder(cache_dir, scale)).find(keys) < 0
+    return int(unknown.sum()) - len(problems)
+
+
+def _folder(cache_dir: Path | None, scale: Scale) -> Path:
+    return Path(cache_dir or default_cache_dir()).absolute() / f"v1-side{scale}"
+
+
+def _keys(source: ImageSource, scale: Scale) -> tuple[NDArray[np.bytes_], dict[int, str]]:
     """Return the key of each image, and by index why some have none."""
     keys, problems = np.zeros(len(source), "S16"), {}
     root = str(source.root)
     for i, path in enumerate(source.paths.tolist()):
         try:
-            keys[i] = image_key(os.path.join(root, path), side, source.trim)
+            keys[i] = image_key(os.path.join(root, path), scale, source.trim)
         except SkipImage as skip:
             problems[i] = str(skip)
     return keys, problems
 
 
 def _assemble(
-    source: ImageSource, side: int, entries: Entries, keys: NDArray[np.bytes_], problems: dict[int, str]
+    source: ImageSource, scale: Scale, entries: Entries, keys: NDArray[np.bytes_], problems: dict[int, str]
 ) -> DecodedCache:
     rows = entries.find(keys)
     for i in range(len(source)):
@@ -148,7 +172,7 @@ def _assemble(
     rows = rows[kept]
     shards = np.unique(entries.shard[rows]).tolist()
     maps: dict[int, NDArray[np.uint8]] = {s: np.memmap(entries.shards[s] / "pixels.bin", np.uint8, "r") for s in shards}
-    return DecodedCache(source.select(kept), [*source.skipped, *skipped], side, entries, rows, maps)
+    return DecodedCache(source.select(kept), [*source.skipped, *skipped], scale, entries, rows, maps)
 
 
 def _none_readable(source: ImageSource, skipped: list[tuple[str, str]]) -> str:

@@ -68,6 +68,8 @@ def _scan(place: str, folder: str, listing: Listing, folders: deque[str], linked
                 if name.lower().endswith(_SUFFIXES) and _is(entry, "file"):
                     if not name.startswith("."):
                         images.append(prefix + name)
+                    elif not name.startswith("._"):  # what macOS keeps beside a file on other systems' disks
+                        listing.skipped.append((prefix + name, "hidden: its name begins with a dot"))
                 elif not is_hidden(name):
                     others.append(entry)
     finally:  # if it cannot be read to its end, what was seen counts

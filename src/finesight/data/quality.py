@@ -84,6 +84,15 @@ class ClassSizes:
 
 
 @dataclass(frozen=True)
+class ShortSide:
+    """Pixels of the short sides of images."""
+
+    smallest: int
+    median: float
+    largest: int
+
+
+@dataclass(frozen=True)
 class CheckReport:
     """What ``check_source`` found."""
 
@@ -96,6 +105,7 @@ class CheckReport:
     classes: ClassSizes | None
     unreadable: tuple[SkippedFile, ...]
     left_out: tuple[SkippedFile, ...]  # seen while listing: not images, broken links
+    short_side: ShortSide | None  # of the readable images; None without any
     tiny: tuple[ImageSize, ...]  # short side below TINY
     small_side: int  # the short side that training at the wanted resolution keeps
     small: int  # images below it, the tiny ones included
@@ -152,7 +162,7 @@ def check_source(
     readable = [i for i, image in enumerate(facts) if not image.reason]
     paths = source.paths.tolist()
     short = {i: min(facts[i].size) for i in readable}
-    side = cache_side(resolution)
+    pixels, side = list(short.values()), cache_side(resolution)
     labels = source.labels
     return CheckReport(
         root=str(source.root),
@@ -164,6 +174,7 @@ def check_source(
         classes=_class_sizes(source.select(readable)),
         unreadable=tuple(SkippedFile(paths[i], image.reason) for i, image in enumerate(facts) if image.reason),
         left_out=tuple(SkippedFile(path, reason) for path, reason in source.skipped),
+        short_side=ShortSide(min(pixels), float(np.median(pixels)), max(pixels)) if pixels else None,
         tiny=tuple(ImageSize(paths[i], *facts[i].size) for i in readable if short[i] < TINY),
         small_side=side,
         small=sum(short[i] < side for i in readable),

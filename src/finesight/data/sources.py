@@ -116,7 +116,7 @@ def _open_folder(root: Path) -> ImageSource:
     if layout := recognize_layout(root):
         return open_dataset(layout, root)
     if folders := split_folders(root):
-        return _open_splits(root, folders)
+        return open_splits(root, folders)
     listing = list_folder(root)
     _require_images(root, listing)
     paths, skipped = np.array(listing.images), tuple(listing.skipped)
@@ -127,7 +127,8 @@ def _open_folder(root: Path) -> ImageSource:
     return ImageSource(root, "class folders", paths, _repeat_labels(counts, classes), classes, skipped=skipped)
 
 
-def _open_splits(root: Path, folders: dict[str, str]) -> ImageSource:
+def open_splits(root: Path, folders: dict[str, str]) -> ImageSource:
+    """Return the images of a train and a test folder (``split_folders``); class folders in them are the labels."""
     parts = {split: list_folder(root, [folder]) for split, folder in folders.items()}  # one may be linked in both
     whole = Listing([path for part in parts.values() for path in part.images])
     whole.skipped = [entry for part in parts.values() for entry in part.skipped] + entries_beside(root, folders)

@@ -15,7 +15,7 @@ import stat
 import uuid
 import warnings
 import zipfile
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from finesight.data.decode import UnreachableFile, explain_os_errors, os_reason
-from finesight.data.geometry import read_resized
+from finesight.data.geometry import Scale, read_resized
 from finesight.errors import FineSightError, SkipImage
 from finesight.io.atomic import atomic_path
 from finesight.io.console import console
@@ -87,15 +87,15 @@ class Entries:
         return np.where(self.keys[rows] == keys, rows, -1)
 
 
-def image_key(file: str, side: int, trim: int = 0) -> bytes:
-    """Hash path, size, time of the last change, side and trim of a file, or raise ``UnreachableFile``."""
+def image_key(file: str, scale: Scale, trim: int = 0) -> bytes:
+    """Hash path, size, time of the last change, scale and trim of a file, or raise ``UnreachableFile``."""
     try:
         status = os.stat(file)
     except OSError as error:
         raise UnreachableFile(os_reason(error)) from None
     if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
         raise UnreachableFile("not a regular file")
-    facts = f"\0{status.st_size}\0{status.st_mtime_ns}\0{side}"
+    facts = f"\0{status.st_size}\0{status.st_mtime_ns}\0{scale}"
     if trim:  # without it, keys are those of caches from before there was one
         facts += f"\0{trim}"
     return hashlib.blake2b(os.fsencode(os.path.abspath(file)) + facts.encode(), digest_size=16).digest()
@@ -117,12 +117,16 @@ def read_entries(folder: Path) -> Entries:
 def add_images(
     folder: Path,
     jobs: Sequence[Job],
-    side: int,
+    scale: Scale,
     workers: int | None = None,
     progress: bool = True,
     shard_images: int = SHARD_IMAGES,
+    callback: Callable[[int, int], None] | None = None,
 ) -> dict[bytes, str]:
-    """Decode what is still missing into new shards, and return by key why some files could not be reached."""
+    """Decode what is still missing into new shards, and return by key why some files could not be reached.
+
+    ``callback`` is told how many images of how many are decoded.
+    """
     waiting = "Another process is decoding images into the cache; waiting for it"
     with _explained(folder):
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,8 +137,8 @@ def add_images(
                     shutil.rmtree(shard, ignore_errors=True)
             known = read_entries(folder).find(np.array([key for key, *_ in jobs], "S16"))
             missing = list({job[0]: job for job, row in zip(jobs, known, strict=True) if row < 0}.values())
-            _require_space(folder, len(missing), side)
-            return _build(folder, missing, side, workers, progress, shard_images)
+            _require_space(folder, len(missing), scale.side)
+            return _build(folder, missing, scale, workers, progress, shard_images, callback)
 
 
 def remove_scratch(folder: Path) -> None:
@@ -166,26 +170,36 @@ def _bytes(count: float) -> str:
 
 
 def _build(
-    folder: Path, jobs: list[Job], side: int, workers: int | None, progress: bool, shard_images: int
+    folder: Path,
+    jobs: list[Job],
+    scale: Scale,
+    workers: int | None,
+    progress: bool,
+    shard_images: int,
+    callback: Callable[[int, int], None] | None,
 ) -> dict[bytes, str]:
+    tell = callback or (lambda done, total: None)
     unreachable: dict[bytes, str] = {}
     with warnings.catch_warnings(), progress_bar(progress and bool(jobs)) as bar:
         warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the skip reasons
-        task = bar.add_task("Decoding images", total=len(jobs))
+        task = bar.add_task("Reading images", total=len(jobs))
+        if jobs:
+            tell(0, len(jobs))
         for start in range(0, len(jobs), shard_images):
             rows: list[Row] = []
             shard = folder / uuid.uuid4().hex
             with atomic_path(shard) as scratch:
                 scratch.mkdir()
                 with open(scratch / "pixels.bin", "wb") as file:
-                    decoded = bounded_map(lambda job: _decode(job, side), jobs[start : start + shard_images], workers)
-                    for (key, *_), image in decoded:
+                    decoded = bounded_map(lambda job: _decode(job, scale), jobs[start : start + shard_images], workers)
+                    for done, ((key, *_), image) in enumerate(decoded, start=start + 1):
                         if image.unreachable:
                             unreachable[key] = image.reason
                         else:
                             rows.append((key, file.tell(), image.pixels.shape[:2], image.original, image.reason))
                             file.write(np.ascontiguousarray(image.pixels).data)
-                        bar.advance(task)
+                        bar.update(task, completed=done)
+                        tell(done, len(jobs))
                     total = _sync(file)
                 with open(scratch / "index.npz", "wb") as file:
                     np.savez(file, total=np.int64(total), **_index(rows))
@@ -195,10 +209,10 @@ def _build(
     return unreachable
 
 
-def _decode(job: Job, side: int) -> _Decoded:
+def _decode(job: Job, scale: Scale) -> _Decoded:
     _, file, trim = job
     try:
-        pixels, geometry = read_resized(file, side, trim)
+        pixels, geometry = read_resized(file, scale, trim)
     except SkipImage as skip:
         nothing = np.empty((0, 0, 3), np.uint8)
         return _Decoded(nothing, (0, 0), str(skip), isinstance(skip, UnreachableFile))

@@ -51,9 +51,15 @@ class Verification:
         if self.dataset is None:
             return "none of the named datasets: there are no official numbers to compare with"
         title = LAYOUTS[self.dataset].title
+        boxes = "" if self.boxes is not False or not self._has_boxes else "; this form has no boxes"
         if self.complete:
-            return f"complete: all numbers are those of the official {title}, every listed file is there"
-        return f"not the whole {title}: {'; '.join(self.problems)}"
+            return f"complete: all numbers are those of the official {title}, every listed file is there{boxes}"
+        return f"not the whole {title}: {'; '.join(self.problems)}{boxes}"
+
+    @property
+    def _has_boxes(self) -> bool:
+        """Whether the official dataset has boxes. A form without them can be whole: no score needs them."""
+        return self.dataset is not None and "boxes" in LAYOUTS[self.dataset].annotations
 
 
 def verify(data: str | Path) -> Verification:

@@ -28,7 +28,10 @@ from finesight.data.color import (
     solarize,
     to_gray,
 )
+from finesight.data.crop import crop_resize_flip
+from finesight.data.geometry import CROP_PCT, CropMode, Interpolation
 from finesight.data.rows import Rows
+from finesight.data.shares import blocks, in_shares
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -36,7 +39,7 @@ IMAGENET_STD = (0.229, 0.224, 0.225)
 PlaceCrops = Callable[[Tensor, Tensor, Tensor, torch.Generator], Tensor]
 
 _CROP_TRIES = 10  # torchvision's number, part of the distribution
-_JITTER: tuple[Callable[[Tensor, Tensor], Tensor], ...] = (
+_JITTER: tuple[Callable[..., Tensor], ...] = (
     adjust_brightness,
     adjust_contrast,
     adjust_saturation,
@@ -86,6 +89,9 @@ class ViewConfig(BaseModel):
     solarize_threshold: Probability = 0.5
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[Positive, Positive, Positive] = IMAGENET_STD
+    interpolation: Interpolation = "bilinear"  # this and the next two: of the view that a trained encoder is used on
+    crop_pct: Annotated[float, Field(gt=0, le=1)] = CROP_PCT  # its share of the resized short side
+    crop_mode: CropMode = "center"  # squash: both sides are resized to that
     second_blur: Probability | None = None  # in every second view, where it is not as the first
     second_solarize: Probability | None = None
     local_crops: Annotated[int, Field(ge=0)] = 0  # small views beside the two large ones
@@ -211,62 +217,49 @@ def apply_views(
     The padding of the canvas lies outside every crop, so the sizes of the images are not needed here. ``compose`` may
     change the cropped images, in [0, 1], before their colors are changed.
     """
-    drawn = params.to("cpu")  # which images an operation touches is decided without waiting for the device
-    params = params.to(canvas.device)
-    images = crop_resize_flip(canvas, params.crop, params.flip, config.resolution)
+    images = crop_resize_flip(canvas, params.crop.to(canvas.device), params.flip.to(canvas.device), config.resolution)
     if compose is not None:
         images = compose(images)
-    neutral = torch.tensor([1.0, 1.0, 1.0, 0.0])
-    for position in range(4):
+    drawn = params.to("cpu")  # which images an operation touches is decided without waiting for the device
+    if images.device.type == "cpu":
+        in_shares(lambda rows: _change_colors(config, images[rows], drawn[rows]), len(images))
+    else:
+        _change_colors(config, images, drawn)
+    return images
+
+
+def _change_colors(config: ViewConfig, images: Tensor, drawn: ViewParams) -> None:
+    """Apply everything but the crop, in place; ``drawn`` is on the CPU."""
+    changing = drawn.jitter[:, None] & (drawn.factors != torch.tensor([1.0, 1.0, 1.0, 0.0]))
+    order = drawn.order.where(changing.gather(1, drawn.order), -1)
+    factors, sigma = drawn.factors.to(images.device), drawn.sigma.to(images.device)
+    for kinds in order.unbind(1):
         for kind, adjust in enumerate(_JITTER):
-            touched = drawn.jitter & (drawn.order[:, position] == kind) & (drawn.factors != neutral)[:, kind]
-            _change(images, touched, adjust, params.factors[:, kind])
+            _change(images, kinds == kind, adjust, factors[:, kind])
     _change(images, drawn.gray, to_gray)
-    _change(images, drawn.blur, partial(gaussian_blur, kernel_size=config.blur_kernel), params.sigma)
+    _change(images, drawn.blur, partial(gaussian_blur, kernel_size=config.blur_kernel), sigma)
     _change(images, drawn.solarize, partial(solarize, threshold=config.solarize_threshold))
-    return normalize(images, config.mean, config.std)
+    for rows in blocks(images):
+        normalize(images[rows], config.mean, config.std, out=images[rows])
 
 
 def _change(images: Tensor, touched: Tensor, operation: Callable[..., Tensor], *values: Tensor) -> None:
     """Apply the operation in place to the touched images, each with its own values."""
-    rows = touched.nonzero().squeeze(1).to(images.device)
-    if len(rows):
-        images.index_copy_(0, rows, operation(images[rows], *(value[rows] for value in values)))
+    chosen = touched.nonzero().squeeze(1)
+    for block in blocks(images[: len(chosen)]):
+        rows = chosen[block]
+        if len(rows) == 1:
+            only = int(rows)
+            part = images[only : only + 1]
+            operation(part, *(value[rows] for value in values), out=part)
+        else:
+            part = images.index_select(0, rows.to(images.device))
+            operation(part, *(value[rows] for value in values), out=part)
+            _put(images, rows, part)
 
 
-def crop_resize_flip(canvas: Tensor, crop: Tensor, flip: Tensor, resolution: int) -> Tensor:
-    """Sample each image's crop on one affine grid: uint8 (N, 3, H, W) -> float32 in [0, 1] (N, 3, R, R).
-
-    Bilinear without antialias, as torchvision's ``resized_crop(antialias=False)``. The grid has no rotation,
-    so rows are sampled first and columns after. Pixels are addressed by integers that stay inside the crop:
-    unlike ``grid_sample`` with its coordinates relative to the canvas, a view does not depend in any bit on
-    the padding or on how large the batch's canvas is.
-    """
-    count, channels, height, width = canvas.shape
-    top, left, crop_height, crop_width = crop.unbind(1)
-    upper, lower, down = _grid(top, crop_height, torch.zeros_like(flip), resolution)
-    before, after, along = _grid(left, crop_width, flip, resolution)
-    rows = canvas.reshape(-1, width)  # (N*3*H, W)
-    planes = torch.arange(count * channels, device=canvas.device).view(count, channels, 1) * height
-
-    def take_rows(index: Tensor) -> Tensor:
-        chosen = (planes + index[:, None]).flatten()  # (N, R) -> (N*3*R,)
-        return rows.index_select(0, chosen).view(count, channels, resolution, width).float()
-
-    def take_columns(images: Tensor, index: Tensor) -> Tensor:
-        return images.gather(3, index[:, None, None].expand(-1, channels, resolution, -1))
-
-    sampled = take_rows(upper).lerp_(take_rows(lower), down[:, None, :, None])  # (N, 3, R, W)
-    right = take_columns(sampled, after)
-    return take_columns(sampled, before).lerp_(right, along[:, None, None]).div_(255)
-
-
-def _grid(start: Tensor, size: Tensor, flip: Tensor, resolution: int) -> tuple[Tensor, Tensor, Tensor]:
-    """Return, for each of R output pixels, its two source pixels and how far it lies between them, (N, R) each."""
-    target = torch.arange(resolution, device=start.device).expand(len(start), -1)
-    target = torch.where(flip[:, None], resolution - 1 - target, target)
-    last = (size - 1)[:, None]
-    position = (target + 0.5) * (size.float() / resolution)[:, None] - 0.5
-    position = torch.minimum(position.clamp_min(0), last)
-    first = position.long()
-    return start[:, None] + first, start[:, None] + torch.minimum(first + 1, last), position - first
+def _put(images: Tensor, rows: Tensor, part: Tensor) -> None:
+    if images.device.type == "cpu":
+        images.numpy()[rows.numpy()] = part.numpy()  # faster than index_copy_
+    else:
+        images.index_copy_(0, rows.to(images.device), part)

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.data.cache import cache_side, open_cache
+from finesight.data.cache import open_cache
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.evaluation.bootstrap import Difference, paired_bootstrap
@@ -188,10 +188,10 @@ def _common_images(
         split, source = "all", replace(source, splits=np.full(len(source), "test"))
     elif np.any(source.splits == "test"):  # else ``evaluate`` raises
         source = source.split("test")  # train images need not even be decoded
-    sides = sorted({cache_side(encoder.config.resolution) for encoder in encoders})
-    if len(sides) == 1:
+    scales = {encoder.config.framing.scale for encoder in encoders}
+    if len(scales) == 1:
         return source, split, ()
-    first, second = (set(open_cache(source, side, **options).source.paths.tolist()) for side in sides)
+    first, second = (set(open_cache(source, scale, **options).source.paths.tolist()) for scale in scales)
     one_only = first ^ second
     kept = np.array([path not in one_only for path in source.paths.tolist()], dtype=bool)
     return source.select(kept) if one_only else source, split, tuple(sorted(one_only))

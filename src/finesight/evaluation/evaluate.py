@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.data.cache import DecodedCache, cache_side, open_cache
+from finesight.data.cache import DecodedCache, open_cache
 from finesight.data.layouts.layout import official_counts
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
@@ -106,9 +106,7 @@ def evaluate_poolings(
         )
     if limit_classes is not None:
         source = source.first_classes(limit_classes)
-    cache = open_cache(
-        source, cache_side(encoder.config.resolution), cache_dir=cache_dir, workers=workers, progress=progress
-    )
+    cache = open_cache(source, encoder.config.framing.scale, cache_dir=cache_dir, workers=workers, progress=progress)
     train, test, split = split_indices(cache.source)
     if probing and not len(train):
         raise FineSightError(

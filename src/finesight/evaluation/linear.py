@@ -3,13 +3,16 @@
 The paper's released protocol reports the best epoch *on test* at one learning rate: it flatters, and suits some
 features only. Here rate and length are chosen on a part of train, alike for every method, and test is used once.
 
-Features with many more dimensions than there are images are fitted in the images' row space, which gives the same probe
-at the cost of as many dimensions as images; see ``RowSpace``.
+Probes are fitted to the features or to their inner products, whichever costs less and with the same result: see
+``finesight.evaluation.softmax``. For many images, rate and length are chosen in the leading directions of the features:
+all in a few, then the two best in many. The probe that is scored has all of them.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
+from threading import Event
 from typing import Any
 
 import numpy as np
@@ -19,19 +22,18 @@ from numpy.typing import NDArray
 from finesight.errors import FineSightError
 from finesight.evaluation.fractions import draw_parts, join, shuffled_classes
 from finesight.evaluation.metrics import METRICS, Values, classifier_values
-from finesight.features.row_space import Rows, RowSpace
+from finesight.evaluation.probe_fits import COMPARED, FINE, ROUGH, TASKS, ProbeFits, class_places
+from finesight.evaluation.softmax import Rows, batch_count, predict
 from finesight.features.wide import Features, WideRows, is_wide, row_lengths
+from finesight.io.parallel import shared_threads
 
 LEARNING_RATES = (0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0)
 EPOCHS = (30, 100)
 UNCHOSEN = (30.0, 100)  # the paper's setting, for when every class has one image: nothing to choose on
-BATCH = 256
-MOMENTUM = 0.9
 VALIDATION = 0.2
 ENOUGH = 1000  # validation images; a choice on fewer is luck, so that several folds are tried then
 FOLDS = 5
-FINALISTS = 3
-ROW_SPACE_IMAGES = 16_384  # the matrix of their inner products takes 2 GB then
+FINALISTS = 2
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,15 +64,15 @@ def linear_probe(
     epochs: Sequence[int] = EPOCHS,
     progress: Callable[[str], None] | None = None,
     parts: Mapping[int, NDArray[np.int64]] | None = None,
-    row_space_images: int = ROW_SPACE_IMAGES,
+    compared: int = COMPARED,
 ) -> dict[str, ProbeResult]:
     """Fit a probe to each percentage of the train labels and score it on test; return the results by percentage.
 
     Unlabeled images (-1) are left out; test images of a class that train lacks count as wrong. ``normalize``
     gives each feature length 1; without it one common scale is taken out, so that the same learning rates
     suit any network. ``progress`` is called with words that say what is being done. ``parts`` has the train images of
-    each fraction; by default they are drawn (``draw_parts``). More than ``row_space_images`` are not fitted in
-    their row space, which would take too much memory.
+    each fraction; by default they are drawn (``draw_parts``). More than ``compared`` images
+    are not compared with each other, which would take too much memory.
     """
     labeled_index = np.cumsum(np.asarray(train_y) >= 0) - 1
     train_x, train_y, norm = _labeled(train_x, train_y, "train")
@@ -83,26 +85,31 @@ def linear_probe(
     y = torch.from_numpy(np.searchsorted(classes, train_y))
     target = torch.from_numpy(class_index(classes, test_y))
 
-    result = {}
     drawn = draw_parts(train_y, fractions, seed) if parts is None else {}
-    for percent in fractions:
-        say = _prefixed(progress, f"linear probe, {percent} % of the labels: ")
-        part = torch.from_numpy(drawn[percent] if parts is None else labeled_index[parts[percent]])
-        own_x, own_y = x[part], y[part]
-        row_space = None
-        if len(own_x) <= min(row_space_images, own_x.shape[1] // 2):  # fitting in it is cheaper then
-            say(f"comparing {len(own_x)} images with each other")
-            row_space = RowSpace(own_x)
-        fitted_x = own_x if row_space is None else row_space.rows
-        folds = validation_folds(own_y.numpy(), seed)
-        lr, length = _choose(fitted_x, own_y, len(classes), folds, lrs, epochs, seed, say)
-        say(f"fitting with learning rate {lr:g} for {length} epochs")
-        weight = fit(fitted_x, own_y, len(classes), [lr], length, seed)
-        logits = predict(weight if row_space is None else row_space.lift(weight), test)[0]
-        values = classifier_values("linear", class_places(logits, target))
-        setting = {"lr": lr, "epochs": float(length)}
-        result[str(percent)] = ProbeResult(values, setting, len(folds), sum(map(len, folds)))
-    return result
+    stopped = Event()
+    with shared_threads(TASKS) as pool, ExitStack() as before_the_pool_ends:
+        before_the_pool_ends.callback(stopped.set)
+        data = {}
+        for percent in fractions:
+            say = _prefixed(progress, f"linear probe, {percent} % of the labels: ")
+            part = torch.from_numpy(drawn[percent] if parts is None else labeled_index[parts[percent]])
+            data[percent] = ProbeFits(x[part], y[part], len(classes), seed, compared, pool, stopped, say)
+        for images in data.values():
+            _ = images.prepared  # begun for all: while one waits for it, another can go on
+        scored = {percent: _choose_and_score(images, lrs, epochs, test, target) for percent, images in data.items()}
+        return {str(percent): finish() for percent, finish in scored.items()}
+
+
+def _choose_and_score(
+    images: ProbeFits, lrs: Sequence[float], epochs: Sequence[int], test: Rows, target: torch.Tensor
+) -> Callable[[], ProbeResult]:
+    """Choose rate and length, begin to fit, and return what waits for the scores."""
+    folds = validation_folds(images.y.numpy(), images.seed)
+    lr, length = _choose(images, folds, lrs, epochs)
+    images.say(f"fitting with learning rate {lr:g} for {length} epochs")
+    places = images.pool.submit(lambda: class_places(predict(images.fit(lr, length), test)[0], target))
+    setting, held = {"lr": lr, "epochs": float(length)}, sum(map(len, folds))
+    return lambda: ProbeResult(classifier_values("linear", places.result()), setting, len(folds), held)
 
 
 def steps_of_one_rate(labels: NDArray[np.int64], fractions: Sequence[int] = (100, 50, 20), seed: int = 0) -> int:
@@ -111,112 +118,53 @@ def steps_of_one_rate(labels: NDArray[np.int64], fractions: Sequence[int] = (100
     choosing = short * len(LEARNING_RATES) + long * FINALISTS
     total = 0
     for part in draw_parts(labels, fractions, seed).values():
-        total += _batches(len(part)) * (choosing * len(validation_folds(labels[part], seed)) + long)
+        total += batch_count(len(part)) * (choosing * len(validation_folds(labels[part], seed)) + long)
     return total
 
 
-def fit(
-    x: Rows, y: torch.Tensor, classes: int, lrs: Sequence[float], epochs: int, seed: int, batches: int | None = None
-) -> torch.Tensor:
-    """Train one softmax regression per learning rate; return weights (G, C, D + 1), the last column being the bias.
-
-    SGD with momentum, no weight decay, cosine schedule; all G see the same batches. The gradient of the
-    cross-entropy is written out, so that a step of all of them is two matrix products and one addition. The
-    problem is convex, so the start (the paper draws N(0, 0.01)) is zero. An epoch is ``batches`` steps of equal size,
-    by default as many as batches of 256 would be.
-    """
-    weight = _with_one(x[:0]).new_zeros(len(lrs) * classes, x.shape[1] + 1)
-    speed = torch.zeros_like(weight)  # momentum times the learning rate
-    rates = weight.new_tensor(lrs)[:, None]
-    for batch, decay in _steps(len(x), epochs, seed, batches or _batches(len(x))):
-        rows = _with_one(x[batch])
-        error = (rows @ weight.T).view(len(batch), len(lrs), classes).softmax(dim=2)
-        error[torch.arange(len(batch)), :, y[batch]] -= 1  # (B, G, C): d cross-entropy / d logits
-        error *= rates / len(batch)
-        speed.addmm_(error.flatten(1).T, rows, beta=MOMENTUM)
-        weight.sub_(speed, alpha=decay)
-    return weight.view(len(lrs), classes, -1)
-
-
-def predict(weight: torch.Tensor, x: Rows) -> torch.Tensor:
-    """Return the logits (G, N, C) of the probes that ``fit`` gave."""
-    if isinstance(x, torch.Tensor):
-        return _with_one(x) @ weight.mT
-    logits = weight.new_empty(len(weight), len(x), weight.shape[1])
-    for start in range(0, len(x), BATCH):
-        logits[:, start : start + BATCH] = _with_one(x[start : start + BATCH]) @ weight.mT
-    return logits
-
-
-def _with_one(x: Rows) -> torch.Tensor:
-    dense = x.tensor() if isinstance(x, WideRows) else x
-    return torch.cat([dense, dense.new_ones(len(dense), 1)], dim=1)
-
-
-def _batches(images: int) -> int:
-    return math.ceil(images / BATCH)
-
-
-def _steps(images: int, epochs: int, seed: int, batches: int) -> Iterator[tuple[torch.Tensor, float]]:
-    """Yield batches of a fresh order each epoch, with the cosine factor of the learning rate.
-
-    Batches are of equal size: at the high rates that suit unit features, a short last batch could throw the fit off.
-    """
-    generator = torch.Generator().manual_seed(seed)
-    total = epochs * batches
-    step = 0
-    for _ in range(epochs):
-        for batch in torch.tensor_split(torch.randperm(images, generator=generator), batches):
-            yield batch, 0.5 * (1 + math.cos(math.pi * step / total))
-            step += 1
-
-
 def _choose(
-    x: Rows,
-    y: torch.Tensor,
-    classes: int,
-    folds: Sequence[NDArray[np.int64]],
-    lrs: Sequence[float],
-    epochs: Sequence[int],
-    seed: int,
-    say: Callable[[str], None],
+    images: ProbeFits, folds: Sequence[NDArray[np.int64]], lrs: Sequence[float], epochs: Sequence[int]
 ) -> tuple[float, int]:
     """Return the learning rate and length with the best validation accuracy; of equal ones, the lowest loss.
 
-    Every rate is tried for the shortest time and only the best few for longer, which saves most of the cost.
+    Every rate is tried for the shortest time and only the best two for longer, which saves most of the cost. Of many
+    images, the first trial is in few directions and says only which these two are.
     """
     if not folds:
         return UNCHOSEN
-    scores = {}
-    for length in sorted(epochs):
-        say(f"choosing the learning rate, {length} epochs")
-        by_fold = [_fold_scores(x, y, classes, lrs, length, seed, held) for held in folds]
-        for n, lr in enumerate(lrs):
-            scores[lr, length] = _joint_score([fold[n] for fold in by_fold])
-        lrs = [lr for _, lr in sorted((scores[lr, length], lr) for lr in lrs)][-FINALISTS:]
-    best = max(scores, key=lambda setting: scores[setting])
-    if scores[best][0] < 0:
+    images.tell_preparation()
+    short, *longer = sorted(epochs)
+    images.say(f"choosing the learning rate, {short} epochs")
+    scores = _try(images, folds, [(lr, short) for lr in lrs], ROUGH)
+    best = sorted(scores, key=lambda setting: scores[setting])[-FINALISTS:]
+    if images.many:
+        scores = {}
+    again = sorted(epochs) if images.many else longer
+    if again:
+        words = " and ".join(str(length) for length in again)
+        images.say(f"comparing learning rates {' and '.join(f'{lr:g}' for lr, _ in best)}, {words} epochs")
+        scores |= _try(images, folds, [(lr, length) for length in again for lr, _ in best], FINE)
+    chosen = max(scores, key=lambda setting: scores[setting])
+    if scores[chosen][0] < 0:
         raise FineSightError(
             f"The linear probe diverged at every setting tried (learning rate, epochs: {list(scores)}). "
             "Try lower learning rates."
         )
-    return best
+    return chosen
 
 
-def _fold_scores(
-    x: Rows, y: torch.Tensor, classes: int, lrs: Sequence[float], length: int, seed: int, held: NDArray[np.int64]
-) -> list[tuple[int, float, float]]:
-    """Return, for each rate: held-out images, accuracy and negative loss on them of a probe fitted to the others."""
-    kept = torch.ones(len(y), dtype=torch.bool)
-    kept[held] = False
-    weight = fit(x[kept], y[kept], classes, lrs, length, seed, _batches(len(y)))  # as unsteady as the fit to all
-    scores = []
-    for logits in predict(weight, x[held]):
-        accuracy, negative_loss = -1.0, 0.0  # of a probe that overflowed: it loses to every one that did not
-        if bool(logits.isfinite().all()):
-            accuracy = float(100 * (class_places(logits, y[held]) <= 1).mean())
-            negative_loss = -float(torch.nn.functional.cross_entropy(logits, y[held]))
-        scores.append((len(held), accuracy, negative_loss))
+def _try(
+    images: ProbeFits, folds: Sequence[NDArray[np.int64]], settings: Sequence[tuple[float, int]], directions: int
+) -> dict[tuple[float, int], tuple[float, float]]:
+    """Return the score of each rate and length, over all folds."""
+    by_length = {length: [lr for lr, own in settings if own == length] for _, length in settings}
+    begun = {
+        length: [images.try_rates(held, lrs, length, directions) for held in folds] for length, lrs in by_length.items()
+    }
+    scores: dict[tuple[float, int], tuple[float, float]] = {}
+    for length, tasks in begun.items():
+        by_fold = [[score for some in fold for score in some.result()] for fold in tasks]
+        scores |= {(lr, length): _joint_score([fold[n] for fold in by_fold]) for n, lr in enumerate(by_length[length])}
     return scores
 
 
@@ -240,14 +188,6 @@ def validation_folds(labels: NDArray[np.int64], seed: int) -> list[NDArray[np.in
     pairs = list(zip(shuffled, sizes, strict=True))
     folds = [join(order[n * size : (n + 1) * size] for order, size in pairs) for n in range(count)]
     return [fold for fold in folds if len(fold)]
-
-
-def class_places(logits: torch.Tensor, y: torch.Tensor) -> NDArray[np.int64]:
-    """Return the place of the right class among the five highest logits (N, C), from 1; 6 if it is not there."""
-    best = logits.topk(min(5, logits.shape[1]), dim=1)
-    hit = (best.indices == y[:, None]) & best.values.isfinite()  # topk puts NaN first
-    place: NDArray[np.int64] = torch.where(hit.any(dim=1), hit.int().argmax(dim=1) + 1, 6).numpy()
-    return place
 
 
 def class_index(classes: NDArray[np.int64], labels: NDArray[np.int64]) -> NDArray[np.int64]:

@@ -24,7 +24,7 @@ def localization(attentions: Iterable[ArrayLike], masks: Iterable[ArrayLike | No
     FineSightError
         If no image has a mask.
     """
-    metrics = metrics_of(LocalizationMetric)
+    metrics = metrics_of(LocalizationMetric)  # type: ignore[type-abstract]
     values: dict[str, list[float]] = {metric.key: [] for metric in metrics}
     area: list[float] = []
     for attention, mask in zip(attentions, masks, strict=True):
@@ -45,10 +45,17 @@ def localization(attentions: Iterable[ArrayLike], masks: Iterable[ArrayLike | No
 def localize_poolings(
     extracted: Extracted, cache: DecodedCache, test: NDArray[np.int64], resolution: int, poolings: Sequence[str]
 ) -> dict[str, dict[str, Any]]:
-    """Score the attention of each pooling against the objects, but of those that are given the object."""
+    """Score the attention of each pooling against the objects.
+
+    Left out are those that are given the object, and the class token, which has no mask of its own.
+    """
     if not has_objects(cache.source):
         return {}
-    judged = {name: pooling for name in poolings if not (pooling := find_pooling(name)).needs_objects}
+    judged = {
+        name: pooling
+        for name in poolings
+        if not (pooling := find_pooling(name)).needs_objects and not (pooling.needs_class_token and not pooling.mask)
+    }
     by_mask = {
         kind: localization(extracted.masks[kind], object_masks(cache, test, resolution))
         for kind in {pooling.shown_mask for pooling in judged.values()}

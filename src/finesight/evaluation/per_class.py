@@ -51,7 +51,7 @@ def class_rows(
         piece.column.format(variant): (piece, per_image[piece.key])
         for family, variants in classifiers.items()
         for variant, per_image in variants.items()
-        for piece in metrics_of(ClassifierMetric, family)
+        for piece in metrics_of(ClassifierMetric, family)  # type: ignore[type-abstract]
         if piece.shown
     }
     rows = []

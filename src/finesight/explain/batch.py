@@ -201,7 +201,7 @@ def _read_views(images: Selection, encoders: list[Encoder], skipped: Skipped, pr
     """Yield readable images one by one, and add the others to ``skipped``."""
     for index, file in track(enumerate(images.files), len(images), "explaining", show=progress):
         try:
-            pixels = [picture_view(file, encoder.config.resolution).pixels for encoder in encoders]
+            pixels = [picture_view(file, encoder.config.framing).pixels for encoder in encoders]
         except SkipImage as skip:
             skipped.append((str(file), str(skip)))
         else:

@@ -2,7 +2,8 @@
 
 Every pooling here makes its feature f as a sum over cells, f = Σ_p u_p. The score f_q·f_h / (|f_q||f_h|) is then the
 sum over the query's cells of u_p·f_h / (|f_q||f_h|), and likewise over the hit's: nothing is estimated, nothing is left
-over. With a mask m, u_p is m_p φ_p / Σm; in GeM, f_c = (Σ m φ_c³ / Σm)^⅓, it is m_p φ_cp³ / (Σm f_c²).
+over. With a mask m, u_p is m_p φ_p / Σm; in GeM, f_c = (Σ m φ_c³ / Σm)^⅓, it is m_p φ_cp³ / (Σm f_c²). Where GeM counts
+from the lowest value l_c of a channel, the same is done with φ_c - l_c, and m_p l_c / Σm is added.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from finesight.features.encoder import Encoder
 from finesight.features.preprocess import Picture, region_share, require_view
 from finesight.features.types import Box, View
 from finesight.nn.pooling import GEM_POWER, LEAST, narrow_mask, object_share
-from finesight.nn.poolings import Pooling, find_pooling, offered_poolings
+from finesight.nn.poolings import ATTENTION, Pooling, find_pooling, offered_poolings
 from finesight.rationale.branch import FittingBranch
 
 Doubles = NDArray[np.float64]
@@ -34,6 +35,7 @@ class FeatureParts:
     weights: Doubles  # (H, W) the mask it is pooled by, a region's share included; ones where all cells count alike
     responses: Doubles | None = None  # (K, H, W) of the projections
     winners: NDArray[np.int64] | None = None  # (H, W) which of them is the maximum; none for branches without one
+    signed: bool = False  # negative values of φ count in GeM too
 
 
 @dataclass(frozen=True)
@@ -73,21 +75,23 @@ def similarity(
         raise unknown("pooling", pooling.name, offered_poolings())
     if not pooling.is_sum_over_cells:
         raise FineSightError(f"A score by pooling {pooling.name!r} cannot be taken apart: it is no sum over cells.")
-    encoder.require_branch(pooling)
+    encoder.require(pooling)
     parts = feature_parts(encoder, open_view(encoder, query, region), pooling, region)
     return decompose(parts, feature_parts(encoder, open_view(encoder, hit), pooling), pooling)
 
 
 def open_view(encoder: Encoder, image: View | Picture, region: Box | None = None) -> View:
     """Return what the network sees of a picture; a file that cannot be used is a ``FineSightError``."""
-    return image if isinstance(image, View) else require_view(image, encoder.config.resolution, region)
+    return image if isinstance(image, View) else require_view(image, encoder.config.framing, region)
 
 
 @torch.no_grad()
 def feature_parts(encoder: Encoder, view: View, pooling: Pooling, region: Box | None = None) -> FeatureParts:
     """Return what the encoder makes of one view, for ``decompose``."""
-    phi = encoder.backbone(encoder.normalize(view.pixels[None]).to(encoder.device)).float()
-    mask = None if pooling.per_projection or pooling.mask is None else encoder.masks(phi)[pooling.mask]
+    views = encoder.normalize(view.pixels[None])
+    output = encoder.limited(encoder.outputs(views, attention=pooling.mask == ATTENTION))
+    phi, masked = output.phi, pooling.mask is not None and not pooling.per_projection
+    mask = encoder.masks(output)[str(pooling.mask)] if masked else None
     if region is not None:
         share = torch.from_numpy(region_share(view, region))[None].to(phi.device)
         mask = narrow_mask(mask, object_share(share, *phi.shape[2:]))
@@ -99,6 +103,7 @@ def feature_parts(encoder: Encoder, view: View, pooling: Pooling, region: Box | 
         weights[0].double().cpu().numpy(),
         None if responses is None else responses[0].double().cpu().numpy(),
         None if winning is None else winning[0].cpu().numpy(),
+        encoder.backbone.signed,
     )
 
 
@@ -115,7 +120,9 @@ def decompose(query: FeatureParts, hit: FeatureParts, pooling: Pooling) -> Simil
     """Take the score under a pooling apart."""
     if pooling.per_projection:
         return _decompose_projections(query, hit, pooling)
-    parts, others = (cell_parts(image.phi, image.weights, gem=pooling.gem) for image in (query, hit))
+    parts, others = (
+        cell_parts(image.phi, image.weights, gem=pooling.gem, signed=image.signed) for image in (query, hit)
+    )
     feature, other = parts.sum(1), others.sum(1)  # (C,)
     length = _length(feature, other)
     query_map = (other @ parts / length).reshape(query.weights.shape)
@@ -129,16 +136,17 @@ def decompose(query: FeatureParts, hit: FeatureParts, pooling: Pooling) -> Simil
     return Similarity(float(feature @ other / length), pooling.name, query_map, hit_map, _sorted(shares))
 
 
-def cell_parts(phi: Doubles, weights: Doubles, *, gem: bool) -> Doubles:
+def cell_parts(phi: Doubles, weights: Doubles, *, gem: bool, signed: bool = False) -> Doubles:
     """Return what each cell adds to each number of the feature f. (C, H, W), (H, W) -> (C, H*W)"""
     flat, weight = phi.reshape(len(phi), -1), weights.ravel()
     weight = weight if weight.sum() > 0 else np.ones_like(weight)  # as ``nn.pooling.pool``: an empty mask says nothing
     share = weight / weight.sum()
     if not gem:
         return np.asarray(flat * share)
-    cubes = np.maximum(flat, LEAST) ** GEM_POWER * share
+    lowest = flat.min(1, keepdims=True) if signed else 0.0
+    cubes = np.maximum(flat - lowest, LEAST) ** GEM_POWER * share
     feature = cubes.sum(1, keepdims=True) ** (1 / GEM_POWER)
-    return np.asarray(cubes / feature ** (GEM_POWER - 1))
+    return np.asarray(cubes / feature ** (GEM_POWER - 1) + lowest * share)
 
 
 def _decompose_projections(query: FeatureParts, hit: FeatureParts, pooling: Pooling) -> Similarity:

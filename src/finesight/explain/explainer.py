@@ -26,11 +26,13 @@ from finesight.explain.contributions import winners
 from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, Rectify
 from finesight.features.encoder import Encoder, ImageLike, pixels
 from finesight.io.atomic import write_atomic
+from finesight.nn.backbone import joined
+from finesight.nn.poolings import ATTENTION
 from finesight.plots.tiles import blend, value_range
 from finesight.training.run_folder import RunFolder
 
 Floats = NDArray[np.float32]
-MAPS = ("mask", "energy", "gradcam")
+MAPS = ("mask", "energy", "attention", "gradcam")
 LONGEST = 100  # bytes of a file's name: with what is added it must fit in a file system's 255
 
 
@@ -81,6 +83,7 @@ class Explanation:
     gradcam: Floats | None = None  # (N, H, W), not negative: of the loss the run was trained with
     responses: Floats | None = None  # (N, K, H, W) of the projections
     winners: NDArray[np.int64] | None = None  # (N, H, W) which projection is the mask's maximum there
+    attention: Floats | None = None  # (N, H, W) in [0, 1]: what the class token of a ViT attends to in its last block
 
     def __len__(self) -> int:
         return len(self.pixels)
@@ -100,6 +103,8 @@ class Explanation:
         if of not in MAPS:
             raise FineSightError(f"There is no map {of!r}: give {', '.join(MAPS)} or the number of a projection.")
         maps: Floats | None = getattr(self, of)
+        if maps is None and of == "attention":
+            raise FineSightError("There is no attention: this network has no class token whose attention can be had.")
         if maps is None:
             raise FineSightError("There is no GradCAM: the explainer's no_gradcam says why.")
         return np.asarray(maps[i])
@@ -144,7 +149,7 @@ class Explanation:
         """Return the explanation of image i alone."""
         held: dict[str, Any] = {
             name: None if (value := getattr(self, name)) is None else value[i : i + 1]
-            for name in ("pixels", "mask", "energy", "gradcam", "responses", "winners")
+            for name in ("pixels", "mask", "energy", "gradcam", "responses", "winners", "attention")
         }
         return replace(self, names=[self.names[i]], **held)
 
@@ -166,9 +171,9 @@ class Explainer:
                 self.no_gradcam = str(reason)
 
     @classmethod
-    def load(cls, run: str | Path, *, rectify: Rectify = "abs") -> Self:
+    def load(cls, run: str | Path, *, rectify: Rectify = "abs", exact: bool = False) -> Self:
         """Load from the folder of a finished run, or of an encoder alone."""
-        return cls(Encoder.load(run), run, rectify=rectify)
+        return cls(Encoder.load(run, exact=exact), run, rectify=rectify)
 
     def __call__(
         self, images: ImageLike | Tensor | Sequence[ImageLike], names: Sequence[str] | None = None
@@ -180,12 +185,12 @@ class Explainer:
         views = self.encoder.prepare(images)
         gradcam = self._gradcam(views)
         encoder, branch = self.encoder, self.encoder.branch
-        size = 1 if encoder.device.type == "cpu" else len(views)  # as in ``Encoder.encode``
+        size = encoder.batch_size(views.shape[2] * views.shape[3]) if encoder.device.type == "cpu" else len(views)
         with torch.no_grad():
-            parts = [encoder.backbone(part.to(encoder.device)).float() for part in torch.split(views, size)]
-            phi = torch.cat(parts)
-            output = encoder.pool(phi, ())
-            responses = None if branch is None else branch.responses(phi)
+            parts = [encoder.outputs(part, attention=True) for part in torch.split(views, size)]
+            made = encoder.limited(joined(parts))
+            output = encoder.pool(made, ())
+            responses = None if branch is None else branch.responses(made.phi)
             winning = None if branch is None or responses is None else winners(branch, responses)
         return Explanation(
             list(names) if names is not None else _names(images, len(views)),
@@ -195,6 +200,7 @@ class Explainer:
             None if gradcam is None else gradcam.float().numpy(),
             None if responses is None else responses.float().cpu().numpy(),
             None if winning is None else winning.cpu().numpy(),
+            output.masks[ATTENTION].float().cpu().numpy() if ATTENTION in output.masks else None,
         )
 
     def _gradcam(self, views: Tensor) -> Tensor | None:

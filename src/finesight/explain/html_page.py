@@ -6,11 +6,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from finesight.io.console import format_count
 from finesight.plots.html import Section
 
 MAPS = (
     "mask: what a run's features are pooled by, the common rationale it learned. channel energy: the sum of all "
-    "activations, which needs no learning and which a mask has to beat. GradCAM of its loss: the cells by which the "
+    "activations, which needs no learning and which a mask has to beat; of networks whose activations have both signs, "
+    "the sum of the positive ones. attention of its class token: where the network itself looks in its last block, the "
+    "mean over its heads, of vision transformers that have a class token. GradCAM of its loss: the cells by which the "
     "loss of the run's own method would change most, with the image's mirror image as the second view; it is what the "
     "mask was taught by, image by image, and shows what the loss cares about, background included."
 )
@@ -55,6 +58,6 @@ def page_sections(summary: Mapping[str, Any], figures: Mapping[str, bytes], ever
     facts = [{key: run[key] for key in ("run", "method", "pooling", "resolution")} for run in runs]
     parts.append(Section("Runs", table=facts))
     if summary["skipped"]:
-        words = f"{len(summary['skipped'])} files could not be used."
+        words = f"{format_count(len(summary['skipped']), 'file')} could not be used."
         parts.append(Section("Skipped files", words, table=summary["skipped"]))
     return parts

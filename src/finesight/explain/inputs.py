@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from finesight.data.decode import IMAGE_SUFFIXES
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
+from finesight.io.console import format_count
 
 
 @dataclass(frozen=True)
@@ -72,7 +73,7 @@ def _select_from(source: ImageSource, count: int | None) -> Selection:
         source, kind = tested, "test image"
     if source.labels is not None and bool((source.labels >= 0).any()):
         chosen = spaced_over_labels(source.labels, count)
-        over = f" over {len(np.unique(source.labels)):,} classes"
+        over = f" over {format_count(len(np.unique(source.labels)), 'class', 'classes')}"
     else:
         chosen, over = spaced(len(source), count), ""
     few = source.select(chosen)

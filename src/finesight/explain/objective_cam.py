@@ -20,6 +20,7 @@ from finesight.training.checkpoints import load_checkpoint
 from finesight.training.hooks import rename_hook_state
 from finesight.training.module import TrainingModule
 from finesight.training.run_folder import RunFolder
+from finesight.training.run_images import restored_config
 
 Rectify = Literal["abs", "relu"]
 
@@ -60,7 +61,12 @@ class ObjectiveCam:
         labels = self.objective.predicted_labels(views)
         with torch.enable_grad():
             output = self.objective(pair[: self.objective.views], torch.Generator().manual_seed(0), labels)
-            signed = gradcam(output, output.loss, average_pooled=self.objective.average_pooled)
+            signed = gradcam(
+                output,
+                output.loss,
+                average_pooled=self.objective.average_pooled,
+                limited=self.objective.backbone.long_tokens,
+            )
         signed = signed.detach().cpu()
         return F.relu(signed) if rectify == "relu" else signed.abs()
 
@@ -100,12 +106,7 @@ def restore_module(run: RunFolder, encoder: Encoder) -> TrainingModule:
     backbone's settings are the encoder's. ``NoGradCAM`` says why a run has nothing to restore.
     """
     state = _state(run)
-    config = run.config().model_copy(update={"backbone": encoder.config.backbone})
-    kind = find_method(config.method).find_objective()
-    assert kind is not None
-    own = {name.removeprefix("objective."): value for name, value in state.items() if name.startswith("objective.")}
-    objective, classes = kind.restored_sizes(config.objective, own)
-    config = config.model_copy(update={"objective": objective})
+    config, classes = restored_config(run.config().model_copy(update={"backbone": encoder.config.backbone}), state)
     rename_hook_state(state)
     images = next((len(value) for name, value in state.items() if name.startswith("hook.")), 2)
     with torch.random.fork_rng(devices=()):  # the module seeds the generator

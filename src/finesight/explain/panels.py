@@ -13,7 +13,12 @@ from finesight.explain.explainer import Explanation
 from finesight.plots.style import INK, blank, drawn, short
 from finesight.plots.tiles import Picture, below, heat_key, overlay, sheet, show, value_range
 
-TITLES = {"gradcam": "GradCAM of its loss", "energy": "channel energy", "mask": "mask"}
+TITLES = {
+    "gradcam": "GradCAM of its loss",
+    "energy": "channel energy",
+    "attention": "attention of\nits class token",
+    "mask": "mask",
+}
 
 
 @drawn
@@ -44,10 +49,14 @@ def side_by_side(runs: Mapping[str, Sequence[Explanation]], words: Sequence[tupl
 
 
 def _maps_of(explanations: Sequence[Explanation]) -> list[str]:
-    """Return GradCAM, energy and mask, as far as a run has them; without a rationale the mask is the energy."""
-    has_gradcam = any(explanation.gradcam is not None for explanation in explanations)
-    has_mask = any(explanation.responses is not None for explanation in explanations)
-    return [*(["gradcam"] if has_gradcam else []), "energy", *(["mask"] if has_mask else [])]
+    """Return GradCAM, energy, attention and mask, as far as a run has them; without a rationale the mask is another."""
+    has = {
+        "gradcam": any(explanation.gradcam is not None for explanation in explanations),
+        "energy": True,
+        "attention": any(explanation.attention is not None for explanation in explanations),
+        "mask": any(explanation.responses is not None for explanation in explanations),
+    }
+    return [name for name, there in has.items() if there]
 
 
 @drawn

@@ -7,6 +7,7 @@ from torch import Tensor, nn
 
 from finesight.features.encoder import Encoder
 from finesight.features.onnx_runtime import ATTENTION, RESPONSES, output_names, vector_outputs
+from finesight.nn.poolings import ATTENTION as OWN_ATTENTION
 from finesight.nn.poolings import find_pooling
 
 
@@ -20,6 +21,7 @@ class Graph(nn.Module):
         super().__init__()
         self.encoder = encoder
         pooling = find_pooling(encoder.config.pooling)
+        self.attends = pooling.mask == OWN_ATTENTION
         self.names, self.poolings = output_names(pooling, responses=responses), vector_outputs(pooling)
         self.register_buffer("mean", 255 * torch.tensor(encoder.config.mean).view(3, 1, 1))
         self.register_buffer("std", 255 * torch.tensor(encoder.config.std).view(3, 1, 1))
@@ -27,13 +29,15 @@ class Graph(nn.Module):
 
     def forward(self, images: Tensor, region: Tensor) -> tuple[Tensor, ...]:
         """Return what ``names`` lists, and φ (N, C, h, w), of uint8 RGB (N, H, W, 3) and shares (N, H, W)."""
-        phi = self.encoder.backbone((images.permute(0, 3, 1, 2).float() - self.mean) / self.std)
+        views = (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
+        made = self.encoder.backbone.outputs(views, attention=self.attends)
+        phi = made.phi
         share = cell_share(region, phi.shape[2], phi.shape[3])
-        output = self.encoder.pool(phi, tuple(self.poolings.values()), regions=share)
+        output = self.encoder.pool(made, tuple(self.poolings.values()), regions=share)
         outputs = {name: output.features[pooling] for name, pooling in self.poolings.items()}
         outputs[ATTENTION] = output.attention
         if self.encoder.branch is not None and RESPONSES in self.names:
-            outputs[RESPONSES] = self.encoder.branch.responses(phi)
+            outputs[RESPONSES] = self.encoder.branch.responses(self.encoder.limited(made).phi)
         return (*(outputs[name] for name in self.names), phi)
 
 

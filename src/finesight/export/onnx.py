@@ -7,14 +7,15 @@ import logging
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath
 from typing import Any
 
 import torch
 from timm.layers.conv2d_same import Conv2dSame
+from timm.layers.std_conv import ScaledStdConv2dSame, StdConv2dSame
+from timm.models import SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr
 
-from finesight.data.geometry import cache_side
 from finesight.errors import FineSightError
 from finesight.export.graph import Graph
 from finesight.export.verify import OutputDifference, check
@@ -22,11 +23,18 @@ from finesight.features.encoder import Encoder, EncoderConfig
 from finesight.features.encoder_folder import fingerprint as read_fingerprint
 from finesight.features.onnx_runtime import AXES, FORMAT, IMAGES, KEY, REGION, VECTOR_AXES, first_line, require
 from finesight.io.atomic import atomic_path
+from finesight.nn.feature_map import Sides
 from finesight.version import __version__
 
 OPSET = 18
 TOLERANCE = 1e-3
 PHI = "phi"
+PADS_BY_SIZE = {
+    (Conv2dSame, StdConv2dSame, ScaledStdConv2dSame): (
+        "pads as TensorFlow does. timm mostly has the same network with plain padding, without 'tf_' in its name"
+    ),
+    (SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr): "pads its windows by the size of the image",
+}
 
 
 @dataclass(frozen=True)
@@ -53,27 +61,45 @@ class Exported:
 def export_onnx(
     run: str | Path, out: str | Path, *, responses: bool = False, tolerance: float = TOLERANCE, progress: bool = True
 ) -> Exported:
-    """Write the encoder of a finished run as ``out``.
+    """Write the encoder of a finished run as ``out``, for any image size that the network takes.
 
-    If it differs from PyTorch by more than ``tolerance``, a ``FineSightError`` is raised and no file is left.
+    Where the exporter cannot do that, the graph is for the encoder's own resolution, and a warning says why. If it
+    differs from PyTorch by more than ``tolerance``, a ``FineSightError`` is raised and no file is left.
     """
     out = Path(out)
     check_target(out)
     encoder = Encoder.load(run)
     if responses and encoder.branch is None:
         raise FineSightError(f"There are no responses to export: the encoder in {run} has no rationale.")
-    model = trace(encoder, responses=responses)
-    return write_checked(encoder, model, out, read_fingerprint(run), tolerance, progress)
+    sides, fingerprint = encoder.backbone.map.sides, read_fingerprint(run)
+    try:
+        model = trace(encoder, responses=responses)
+        return write_checked(encoder, model, out, fingerprint, tolerance, progress)
+    except FineSightError as error:
+        if sides.fixed:
+            raise
+        reason = error
+    only = Sides(encoder.config.resolution, fixed=True)
+    model = trace(encoder, responses=responses, sides=only)
+    written = write_checked(encoder, model, out, fingerprint, tolerance, progress, sides=only)
+    note = f"The graph takes images of {only.multiple} px only, any number of them. For other sizes: {reason}"
+    return replace(written, warnings=(*written.warnings, note))
 
 
 def write_checked(
-    encoder: Encoder, model: Any, out: Path, fingerprint: str, tolerance: float = TOLERANCE, progress: bool = True
+    encoder: Encoder,
+    model: Any,
+    out: Path,
+    fingerprint: str,
+    tolerance: float = TOLERANCE,
+    progress: bool = True,
+    sides: Sides | None = None,
 ) -> Exported:
-    """Write the traced ``model`` as a file if it gives what ``encoder`` does."""
+    """Write the traced ``model`` as a file if it gives what ``encoder`` does, for images with these sides."""
     describe(model, encoder.config, fingerprint, "fp32")
     names = [output.name for output in model.graph.output]
     with write_model(out, model) as scratch:
-        differences = check(encoder, scratch, names, progress=progress)
+        differences = check(encoder, scratch, names, progress=progress, sides=sides)
         if worse := [one for one in differences if not one.relative <= tolerance]:  # so that a nan is no agreement
             raise FineSightError(
                 f"The exported graph differs from PyTorch: {worse[0].output} by {worse[0].relative:.2g} of its largest "
@@ -105,20 +131,22 @@ def write_model(out: Path, model: Any) -> Iterator[Path]:
         yield scratch
 
 
-def trace(encoder: Encoder, *, responses: bool = False) -> Any:
-    """Return the graph as an onnx ``ModelProto``, for any batch and any size; φ is a value of it named ``phi``."""
+def trace(encoder: Encoder, *, responses: bool = False, sides: Sides | None = None) -> Any:
+    """Return the graph as an onnx ``ModelProto``, for any batch and ``sides``: by default all that the network takes.
+
+    φ is a value of it named ``phi``.
+    """
     name = encoder.config.backbone.name
+    side, sides = encoder.config.resolution, sides or encoder.backbone.map.sides
     # padding that every layer works out anew from the size keeps the exporter busy for hours
-    if any(isinstance(module, Conv2dSame) for module in encoder.backbone.modules()):
-        raise FineSightError(
-            f"'{name}' cannot be exported to ONNX: it pads as TensorFlow does. "
-            "timm mostly has the same network with plain padding, without 'tf_' in its name."
-        )
+    for kinds, reason in () if sides.fixed else PADS_BY_SIZE.items():
+        if any(isinstance(module, kinds) for module in encoder.backbone.modules()):
+            raise FineSightError(f"'{name}' cannot be exported to ONNX for images of any size: it {reason}.")
     graph = Graph(encoder, responses=responses)
-    side = encoder.config.resolution
-    height, width = side, side + encoder.backbone.stride  # other than each other, or they would be taken for the same
+    # other than each other, or they would be taken for the same
+    height, width = side, sides.at_least(side + encoder.backbone.stride)
     example = torch.zeros(2, height, width, 3, dtype=torch.uint8), torch.ones(2, height, width)
-    free = {axis: torch.export.Dim.DYNAMIC for axis in range(3)}
+    free = {axis: torch.export.Dim.DYNAMIC for axis in range(1 if sides.fixed else 3)}
     try:
         with quiet():
             program = torch.onnx.export(
@@ -135,7 +163,7 @@ def trace(encoder: Encoder, *, responses: bool = False) -> Any:
     except Exception as error:  # the exporter's own errors, and whatever a model's code raises when traced
         raise FineSightError(f"'{name}' cannot be exported to ONNX: {first_line(error)}") from error
     assert program is not None
-    return _finish(program.model_proto)
+    return _finish(program.model_proto, fixed=sides.fixed)
 
 
 @contextmanager
@@ -153,8 +181,8 @@ def quiet() -> Iterator[None]:
         runtime.set_default_logger_severity(2)  # onnxruntime's default
 
 
-def _finish(model: Any) -> Any:
-    """Name the axes, make the region optional, and remove φ from the outputs and source paths from the nodes."""
+def _finish(model: Any, *, fixed: bool) -> Any:
+    """Name the axes that are free, make the region optional, and remove φ from the outputs and paths from the nodes."""
     onnx = require("onnx")
     graph = model.graph
     graph.output.remove(next(output for output in graph.output if output.name == PHI))
@@ -163,7 +191,7 @@ def _finish(model: Any) -> Any:
         del node.metadata_props[:]  # stack traces of the exporter, with paths of this machine
     for value in [*graph.input, *graph.output]:
         for dim, name in zip(value.type.tensor_type.shape.dim, AXES.get(value.name, VECTOR_AXES), strict=True):
-            if name:
+            if name and (value.name == REGION or not (fixed and dim.dim_value)):  # a region may be left out or spread
                 dim.dim_param = name
     _make_region_optional(onnx, graph)
     onnx.checker.check_model(model)
@@ -183,7 +211,7 @@ def _make_region_optional(onnx: Any, graph: Any) -> None:
 
 def describe(model: Any, config: EncoderConfig, fingerprint: str, precision: str) -> None:
     """Write into the model what it was made of and what it expects."""
-    settings = config.model_dump(mode="json")
+    settings, scale = config.model_dump(mode="json"), config.framing.scale
     settings["backbone"]["weights"] = PurePath(settings["backbone"]["weights"]).name  # not where someone keeps them
     metadata = {
         "format": FORMAT,
@@ -192,9 +220,10 @@ def describe(model: Any, config: EncoderConfig, fingerprint: str, precision: str
         "precision": precision,
         "encoder": settings,
         "preprocessing": {
-            "short_side": cache_side(config.resolution),
+            "short_side": scale.side,
+            "squash": scale.squash,
             "centre_crop": config.resolution,
-            "resize": "antialiased bilinear",
+            "resize": f"antialiased {scale.interpolation}",
             "pixels": "uint8 RGB; scaled and normalized inside the graph",
         },
     }

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from finesight.data.geometry import Framing
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
 from finesight.export.onnx import PHI, quiet, write_model
@@ -77,7 +78,7 @@ def quantize(model: Path, out: Path, folder: str | Path, *, limit: int = 64, pro
     differences. Weights are kept to 7 bits: without VNNI, a processor adds products in 16 bits, which 8 overflow.
     """
     metadata = read_metadata(open_session(model), model)
-    views = _views(folder, int(metadata["encoder"]["resolution"]), 2 * limit, progress=progress)
+    views = _views(folder, Framing.of(metadata["encoder"]), 2 * limit, progress=progress)
     calibration, others = views[::2], views[1::2]
     small = _quantize(model, calibration, progress=progress)
     require("onnx").helper.set_model_props(
@@ -96,14 +97,14 @@ def open_calibration(folder: str | Path) -> ImageSource:
     return source
 
 
-def _views(folder: str | Path, resolution: int, count: int, *, progress: bool) -> list[Pixels]:
+def _views(folder: str | Path, framing: Framing, count: int, *, progress: bool) -> list[Pixels]:
     """Return views of pictures spread evenly over the folder, without those that cannot be read."""
     source = open_calibration(folder)
     chosen = np.unique(np.linspace(0, len(source) - 1, min(count, len(source))).round().astype(int))
     views = []
     for i in track(chosen, len(chosen), "reading", show=progress):
         try:
-            views.append(picture_view(source.file(i), resolution).pixels)
+            views.append(picture_view(source.file(i), framing).pixels)
         except SkipImage:
             continue
     if len(views) < FEWEST:

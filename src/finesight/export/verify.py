@@ -12,9 +12,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.functional import interpolate
 
-from finesight.features.encoder import Encoder
+from finesight.features.encoder import Encoder, projection_responses
 from finesight.features.onnx_runtime import ATTENTION, IMAGES, REGION, RESPONSES, open_session, vector_outputs
 from finesight.io.progress import track
+from finesight.nn.feature_map import ANY_SIDE, Sides
 from finesight.nn.poolings import find_pooling
 
 
@@ -29,13 +30,24 @@ class OutputDifference:
 
 
 def check(
-    encoder: Encoder, model: Path, names: Sequence[str], *, seed: int = 0, progress: bool = True
+    encoder: Encoder,
+    model: Path,
+    names: Sequence[str],
+    *,
+    seed: int = 0,
+    progress: bool = True,
+    sides: Sides | None = None,
 ) -> tuple[OutputDifference, ...]:
-    """Return how far every output of the file is from what the encoder itself gives for the same pixels."""
+    """Return how far every output of the file is from what the encoder itself gives for the same pixels.
+
+    Images have ``sides``, by default those that the network takes.
+    """
     session = open_session(model)
     found: dict[str, list[tuple[float, float, float]]] = {name: [] for name in names}
-    inputs = list(trials(encoder.config.resolution, encoder.backbone.stride, seed))
-    for images, region in track(inputs, len(inputs), "checking", show=progress):
+    inputs = list(trials(encoder.config.resolution, encoder.backbone.stride, seed, sides or encoder.backbone.map.sides))
+    narrow = find_pooling(encoder.config.pooling).can_narrow
+    for images, given_region in track(inputs, len(inputs), "checking", show=progress):
+        region = given_region if narrow else None
         given = {IMAGES: images.numpy()} | ({} if region is None else {REGION: region.numpy()})
         wanted = reference(encoder, images, region, names)
         for name, got in zip(names, session.run(list(names), given), strict=True):
@@ -55,14 +67,18 @@ def reference(
     outputs[ATTENTION] = output.attention.numpy()
     if RESPONSES in names:
         assert encoder.branch is not None
-        outputs[RESPONSES] = encoder.branch.responses(encoder.backbone(views)).numpy()
+        outputs[RESPONSES] = projection_responses(encoder, views)
     return outputs
 
 
-def trials(side: int, stride: int, seed: int) -> Iterator[tuple[Tensor, Tensor | None]]:
-    """Yield images and regions: one and several, square and not, as large as the view and larger, whole and in part."""
+def trials(side: int, stride: int, seed: int, sides: Sides = ANY_SIDE) -> Iterator[tuple[Tensor, Tensor | None]]:
+    """Yield images and regions: one and several, square and not, as large as the view and larger, whole and in part.
+
+    A network that takes one size only gets squares of that size.
+    """
     draw = torch.Generator().manual_seed(seed)
-    sizes = ((1, side, side), (3, side, side), (2, side, side + stride + 3), (1, side + side // 2, side))
+    wide, tall = (sides.at_least(pixels) for pixels in (side + stride + 3, side + side // 2))
+    sizes = ((1, side, side), (3, side, side), (2, side, wide), (1, tall, side))
     for n, (count, height, width) in enumerate(sizes):
         noise = torch.rand(count, 3, height, width, generator=draw)
         coarse = torch.rand(count, 3, 5, 6, generator=draw)

@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 
+from finesight.data.geometry import Framing
 from finesight.errors import FineSightError
 from finesight.features.encoder_folder import fingerprint
 from finesight.features.onnx_runtime import ATTENTION, IMAGES, REGION, open_session, output_of, read_metadata
 from finesight.features.preprocess import region_share
 from finesight.features.types import Box, Embedding, Floats, View
-from finesight.nn.poolings import find_pooling
+from finesight.nn.poolings import find_pooling, whole_picture_only
 
 if TYPE_CHECKING:
     from finesight.features.encoder import Encoder
@@ -27,22 +28,19 @@ def unit(features: Floats) -> Floats:
 
 
 class TorchEmbedder:
-    """An ``Embedder`` that runs an encoder in torch.
-
-    On the CPU one image goes through the network at a time: a feature does not depend on its batch in any bit.
-    """
+    """An ``Embedder`` that runs an encoder in torch; a feature depends on its batch by rounding only, as there."""
 
     def __init__(self, encoder: Encoder, fingerprint: str) -> None:
         self.encoder, self.fingerprint = encoder, fingerprint
         self.spaces = find_pooling(encoder.config.pooling).spaces
-        self.resolution = encoder.config.resolution
+        self.framing = encoder.config.framing
 
     @classmethod
-    def load(cls, run: str | Path) -> Self:
+    def load(cls, run: str | Path, *, exact: bool = False) -> Self:
         """Load from an encoder folder, or from the run folder that holds one."""
         from finesight.features.encoder import Encoder
 
-        encoder = Encoder.load(run)  # first: it explains what is missing
+        encoder = Encoder.load(run, exact=exact)  # first: it explains what is missing
         return cls(encoder, fingerprint(run))
 
     def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
@@ -56,13 +54,13 @@ class TorchEmbedder:
         return [embeddings[i] for i in range(len(views))]
 
     def _batches(self, regions: Sequence[Box | None]) -> list[list[int]]:
-        """Group the views: on a GPU all in one batch (with a region or without), unless masks depend on the batch."""
+        """Group the views, those with a region and those without; one by one if masks depend on the batch."""
         every = range(len(regions))
-        rationale = self.encoder.config.rationale
-        if self.encoder.device.type == "cpu" or (rationale is not None and rationale.mask_range == "batch"):
-            return [[i] for i in every]
+        on_gpu = self.encoder.device.type != "cpu"
+        size = len(regions) if on_gpu else self.encoder.batch_size(self.framing.resolution**2)
+        size = 1 if self.encoder.joint_masks else size
         groups = [i for i in every if regions[i] is None], [i for i in every if regions[i] is not None]
-        return [group for group in groups if group]
+        return [group[start : start + size] for group in groups for start in range(0, len(group), size)]
 
     def _encode(self, views: Sequence[View], regions: Sequence[Box | None]) -> list[Embedding]:
         import torch
@@ -86,11 +84,12 @@ class OnnxEmbedder:
         metadata = read_metadata(self._session, self.model)
         try:
             self.fingerprint = str(metadata["fingerprint"])
-            self.resolution = int(metadata["encoder"]["resolution"])
+            self.framing = Framing.of(metadata["encoder"])
             pooling = find_pooling(str(metadata["encoder"]["pooling"]))
         except (KeyError, TypeError, ValueError) as error:
             raise FineSightError(f"What {model} says about itself is damaged: {error}") from error
         self.spaces = pooling.spaces
+        self._pooling = pooling
         self._outputs = [*(output_of(space, pooling) for space in self.spaces), ATTENTION]
 
     def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
@@ -101,6 +100,8 @@ class OnnxEmbedder:
     def _encode(self, view: View, region: Box | None) -> Embedding:
         inputs: dict[str, Any] = {IMAGES: view.pixels[None]}
         if region is not None:
+            if not self._pooling.can_narrow:
+                raise FineSightError(whole_picture_only(self._pooling))
             inputs[REGION] = region_share(view, region)[None]
         *features, mask = self._session.run(self._outputs, inputs)  # (1, D) each, (1, H, W)
         return Embedding({space: unit(one[0]) for space, one in zip(self.spaces, features, strict=True)}, mask[0])

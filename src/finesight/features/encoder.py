@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
 from itertools import repeat
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 import numpy as np
 import torch
@@ -20,16 +20,29 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from finesight.data.color import normalize
+from finesight.data.geometry import CROP_PCT, CropMode, Framing, Interpolation
 from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD
 from finesight.errors import FineSightError, unknown
 from finesight.features.encoder_folder import CONFIG, WEIGHTS, encoder_folder
+from finesight.features.gpu import GpuCopy
+from finesight.features.onnx_maps import OnnxMaps, find_faster
 from finesight.features.preprocess import cached_pixels, require_view
 from finesight.io.atomic import atomic_path
-from finesight.nn.backbone import Backbone
+from finesight.io.console import console
+from finesight.nn.backbone import Backbone, MapOutput
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling import attention_mask, energy_map, object_share
+from finesight.nn.feature_map import find_map
+from finesight.nn.pooling import attention_mask, energy_map, limit_lengths, limit_outliers, object_share
 from finesight.nn.pooling_config import PoolingName
-from finesight.nn.poolings import RATIONALE, Pooling, branch_mask_name, find_pooling, offered_poolings
+from finesight.nn.poolings import (
+    ATTENTION,
+    RATIONALE,
+    Pooling,
+    branch_mask_name,
+    find_pooling,
+    offered_poolings,
+    whole_picture_only,
+)
 from finesight.rationale.branch import FittingBranch, branch_mask
 from finesight.rationale.config import RationaleConfig
 
@@ -38,6 +51,9 @@ if TYPE_CHECKING:
 
 ImageLike = str | Path | Image.Image
 FORMAT = 1
+MANY = 500  # images that are worth a trial of onnxruntime
+SOME = 100  # images that are worth a copy of the network on a GPU
+BATCH, BATCH_PIXELS = 32, 16 * 224 * 224  # images and pixels that go through the network at once on the CPU
 
 
 class EncoderConfig(BaseModel):
@@ -53,6 +69,14 @@ class EncoderConfig(BaseModel):
     rationale: RationaleConfig | None = None
     mean: tuple[float, float, float] = IMAGENET_MEAN
     std: tuple[float, float, float] = IMAGENET_STD
+    interpolation: Interpolation = "bilinear"
+    crop_pct: float = CROP_PCT
+    crop_mode: CropMode = "center"
+
+    @property
+    def framing(self) -> Framing:
+        """How a picture becomes the view that the network sees."""
+        return Framing(self.resolution, self.crop_pct, self.interpolation, self.crop_mode)
 
 
 @dataclass(frozen=True)
@@ -61,21 +85,33 @@ class EncoderOutput:
 
     features: dict[str, Tensor]  # (N, D) each
     masks: dict[str, Tensor]  # (N, H, W) each, in [0, 1]; "energy" always
+    shown: str = "energy"  # which of them is the encoder's attention
 
     @property
     def attention(self) -> Tensor:
-        """The rationale's mask where there is one, else channel energy."""
-        return self.masks.get(RATIONALE, self.masks["energy"])
+        """The rationale's mask where there is one, else that of the encoder's pooling, else channel energy."""
+        return self.masks[self.shown]
 
 
 class Encoder(nn.Module):
-    """Backbone, branch and pooling. ``embed`` and ``attend`` take paths, PIL images or a normalized tensor."""
+    """Backbone, branch and pooling. ``embed`` and ``attend`` take paths, PIL images or a normalized tensor.
 
-    def __init__(self, config: EncoderConfig, backbone: Backbone, branch: FittingBranch | None = None) -> None:
+    A feature depends on the images that are embedded with it only by rounding: 1e-5 of its length at most. With
+    ``exact`` it does not depend on them in any bit: on the CPU one image at a time then goes through the network,
+    which takes two to three times as long.
+    """
+
+    def __init__(
+        self, config: EncoderConfig, backbone: Backbone, branch: FittingBranch | None = None, *, exact: bool = False
+    ) -> None:
         super().__init__()
-        self.config, self.backbone, self.branch = config, backbone, branch
+        self.config, self.backbone, self.branch, self.exact = config, backbone, branch, exact
+        self.half_type: torch.dtype | None = None  # the type of half precision that maps are computed in
+        self._onnx: OnnxMaps | None = None
+        self._gpu: GpuCopy | None = None
         self.extra_branches: Mapping[str, FittingBranch] = {}  # to pool with for comparison; never saved
-        self.require_branch(find_pooling(config.pooling))
+        self.require(find_pooling(config.pooling))
+        backbone.require_sides(config.resolution)
         self.eval()
 
     @property
@@ -89,22 +125,23 @@ class Encoder(nn.Module):
     # --- use ------------------------------------------------------------------------------------------------------
 
     def embed(self, images: ImageLike | Tensor | Sequence[ImageLike], pooling: str | None = None) -> Tensor:
-        """Return features (N, D), float32 on the CPU, not normalized. A feature does not depend on the other images."""
+        """Return features (N, D), float32 on the CPU, not normalized."""
         name = pooling or self.config.pooling
         return self.encode(self.prepare(images), (name,)).features[name]
 
     def attend(self, images: ImageLike | Tensor | Sequence[ImageLike]) -> Tensor:
-        """Return attention masks (N, H, W) in [0, 1]: the rationale's where there is one, else channel energy."""
+        """Return attention masks (N, H, W) in [0, 1]: ``EncoderOutput.attention``."""
         return self.encode(self.prepare(images), ()).attention
 
     def with_pooling(self, pooling: str) -> Encoder:
         """Return the same network with another pooling; ``attend`` then shows what that pooling looks at."""
         keep = find_pooling(pooling).needs_branch
         changes = {"pooling": pooling, "rationale": self.config.rationale if keep else None}
-        return Encoder(self.config.model_copy(update=changes), self.backbone, self.branch if keep else None)
+        config = self.config.model_copy(update=changes)
+        return Encoder(config, self.backbone, self.branch if keep else None, exact=self.exact)
 
     def prepare(self, images: ImageLike | Tensor | Sequence[ImageLike]) -> Tensor:
-        """Return normalized views (N, 3, R, R): short side 8/7 R, center crop. A tensor is taken as it is.
+        """Return normalized views (N, 3, R, R), resized and cropped by the framing. A tensor is taken as it is.
 
         No images, one that cannot be read, or a tensor of another shape raise ``FineSightError``.
         """
@@ -116,10 +153,12 @@ class Encoder(nn.Module):
             images = [images]
         if not images:
             raise FineSightError("There are no images to embed.")
-        return self.normalize(np.stack([require_view(image, self.config.resolution).pixels for image in images]))
+        return self.normalize(np.stack([require_view(image, self.config.framing).pixels for image in images]))
 
     def cached_views(self, cache: DecodedCache, indices: Iterable[int]) -> Tensor:
-        """Return the normalized views (N, 3, R, R) of images in the decoded cache."""
+        """Return the normalized views (N, 3, R, R) of images in the decoded cache, which must have their scale."""
+        if cache.scale != self.config.framing.scale:
+            raise ValueError(f"the encoder sees pictures at scale {self.config.framing.scale}, not {cache.scale}")
         return self.normalize(cached_pixels(cache, indices, self.config.resolution))
 
     def normalize(self, pixels: NDArray[np.uint8]) -> Tensor:
@@ -133,9 +172,9 @@ class Encoder(nn.Module):
     ) -> EncoderOutput:
         """Return features under each of ``poolings``, and the masks.
 
-        One image at a time on the CPU: kernels chosen by batch size would otherwise change a feature's last bits with
-        its batch-mates. On a GPU the batch goes through as it is, and so it does for the variant ``released``, whose
-        masks are meant to depend on the batch.
+        On the CPU at most ``batch_size`` images at a time, one if ``exact``: kernels chosen by batch size change a
+        feature's last bits with its batch-mates. On a GPU the batch goes through as it is, and so it does for the
+        variant ``released``, whose masks are meant to depend on the batch.
 
         Parameters
         ----------
@@ -146,52 +185,144 @@ class Encoder(nn.Module):
             (N, R, R): the share of each pixel in the part of the view that alone is pooled. The masks stay whole.
         """
         self._check(poolings, views, objects, regions)
-        rationale = self.config.rationale
-        is_batched = self.device.type != "cpu" or (rationale is not None and rationale.mask_range == "batch")
-        size = len(views) if is_batched else 1
+        if self._gpu is not None and self._gpu.fits():
+            return self._gpu.encode(views, poolings, objects, regions)
+        whole = self.device.type != "cpu" or self.joint_masks
+        size = max(1, len(views)) if whole else self.batch_size(views.shape[2] * views.shape[3])
         pieces = (repeat(None) if x is None else torch.split(x, size) for x in (views, objects, regions))
         outputs = [self._encode(poolings, *piece) for piece in zip(*pieces, strict=False)]
         return EncoderOutput(
             {name: torch.cat([output.features[name] for output in outputs]).cpu() for name in poolings},
             {name: torch.cat([output.masks[name] for output in outputs]).cpu() for name in outputs[0].masks},
+            self.shown_mask,
         )
 
     def _encode(
         self, poolings: Sequence[str], views: Tensor, objects: Tensor | None, regions: Tensor | None
     ) -> EncoderOutput:
-        phi = self.backbone(views.to(self.device)).float()
-        shares = (None if x is None else object_share(x.to(self.device), *phi.shape[2:]) for x in (objects, regions))
-        return self.pool(phi, poolings, *shares)
+        chosen = [find_pooling(name) for name in poolings]
+        attention = self.shown_mask == ATTENTION or any(one.shown_mask == ATTENTION for one in chosen)
+        tokens = attention or any(one.needs_class_token for one in chosen)
+        output = self.outputs(views, attention=attention) if tokens else MapOutput(self.maps(views))
+        grid = output.phi.shape[2:]
+        shares = (None if x is None else object_share(x.to(self.device), *grid) for x in (objects, regions))
+        return self.pool(output, poolings, *shares)
+
+    @property
+    def shown_mask(self) -> str:
+        """The mask that is shown as where the encoder looks."""
+        return RATIONALE if self.branch is not None else find_pooling(self.config.pooling).shown_mask
+
+    @property
+    def joint_masks(self) -> bool:
+        """Whether masks are meant to depend on the batch, as in the variant ``released``."""
+        return self.config.rationale is not None and self.config.rationale.mask_range == "batch"
+
+    def batch_size(self, pixels: int) -> int:
+        """Return how many images of so many pixels go through the network at once on the CPU."""
+        return 1 if self.exact else max(1, min(BATCH, BATCH_PIXELS // pixels))
+
+    def maps(self, views: Tensor) -> Tensor:
+        """Return φ of normalized views, which go through the network together. (N, 3, R, R) -> (N, C, H, W)"""
+        folded = self._may_round and not torch.is_grad_enabled()
+        if folded and self._onnx is not None and self._onnx.fits(views):
+            return self._onnx(views)
+        with self._autocast():
+            phi: Tensor = self.backbone(views.to(self.device), folded=folded)
+        return phi.float()
+
+    def outputs(self, views: Tensor, *, attention: bool = False) -> MapOutput:
+        """Return φ and, of networks that have one, the class token, and what it attends to if that is asked for.
+
+        Always by torch: onnxruntime gives maps alone.
+        """
+        folded = self._may_round and not torch.is_grad_enabled()
+        with self._autocast():
+            output = self.backbone.outputs(views.to(self.device), folded=folded, attention=attention)
+        beside = (None if x is None else x.float() for x in (output.class_token, output.attention))
+        return MapOutput(output.phi.float(), *beside)
+
+    def _autocast(self) -> AbstractContextManager[object]:
+        return nullcontext() if self.half_type is None else torch.autocast(self.device.type, self.half_type)
+
+    @property
+    def _may_round(self) -> bool:
+        return self.device.type == "cpu" and not (self.exact or self.joint_masks)
+
+    def prepare_for(self, images: int, *, progress: bool = True) -> None:
+        """Get ready to embed so many images: on a GPU, or by onnxruntime where it is there and faster."""
+        if not self._may_round or self._onnx is not None or self._gpu is not None:
+            return
+        if torch.cuda.is_available() and images >= SOME:
+            self._gpu = GpuCopy(self)
+            if progress:
+                console.print("Embedding on the GPU.")
+            return
+        if images < MANY:
+            return
+        side = self.config.resolution
+        self._onnx, ratio = find_faster(self.backbone, side, self.batch_size(side * side))
+        if progress:
+            engine = "torch" if self._onnx is None else "onnxruntime"
+            beside = (
+                f"onnxruntime is {ratio:.2f} times as fast as torch here" if ratio else "onnxruntime cannot be used"
+            )
+            console.print(f"Embedding by {engine}: {beside}.")
 
     def pool(
-        self, phi: Tensor, poolings: Sequence[str], objects: Tensor | None = None, regions: Tensor | None = None
+        self,
+        output: MapOutput | Tensor,
+        poolings: Sequence[str],
+        objects: Tensor | None = None,
+        regions: Tensor | None = None,
     ) -> EncoderOutput:
         """Pool φ (N, C, H, W) as ``encode`` does; objects and regions are shares of the cells, (N, H, W)."""
-        masks = self.masks(phi) | ({} if objects is None else {"box": objects})
+        output = self.limited(output if isinstance(output, MapOutput) else MapOutput(output))
+        phi, masks = output.phi, self.masks(output) | ({} if objects is None else {"box": objects})
         chosen = {name: find_pooling(name) for name in poolings}
         responses = None
         if self.branch is not None and any(pooling.per_projection for pooling in chosen.values()):
             responses = self.branch.responses(phi)
-        return EncoderOutput({name: pooling(phi, masks, responses, regions) for name, pooling in chosen.items()}, masks)
+        features = {}
+        for name, pooling in chosen.items():
+            more: dict[str, Any] = {"signed": True} if pooling.gem and self.backbone.signed else {}
+            if pooling.needs_class_token and pooling.mask is None:
+                more = {"class_token": output.class_token}
+            features[name] = pooling(phi, masks, responses, regions, **more)
+        return EncoderOutput(features, masks, self.shown_mask)
 
-    def masks(self, phi: Tensor) -> dict[str, Tensor]:
-        """Return channel energy and, of every branch, A' of Eq. 8. (N, C, H, W) -> (N, H, W) each"""
-        masks = {"energy": attention_mask(energy_map(phi))}
+    def limited(self, output: MapOutput) -> MapOutput:
+        """Return what is pooled: the tokens of a signed map, those that are far too long shortened."""
+        return replace(output, phi=limit_lengths(output.phi)) if self.backbone.signed else output
+
+    def masks(self, output: MapOutput) -> dict[str, Tensor]:
+        """Return channel energy, the class token's attention if it is there, and A' of Eq. 8 of every branch.
+
+        (N, C, H, W) -> (N, H, W) each
+        """
+        phi = output.phi
+        masks = {"energy": attention_mask(energy_map(phi, signed=self.backbone.signed))}
+        if output.attention is not None:
+            masks[ATTENTION] = attention_mask(limit_outliers(output.attention))
         if self.branch is not None and (rationale := self.config.rationale) is not None:
             extra = {branch_mask_name(name): branch for name, branch in self.extra_branches.items()}
             branches = {RATIONALE: self.branch, **extra}
             masks |= {name: branch_mask(branch, phi, rationale) for name, branch in branches.items()}
         return masks
 
-    def require_branch(self, pooling: Pooling) -> None:
-        """Raise ``FineSightError`` if the pooling needs a branch and this encoder has none."""
+    def require(self, pooling: Pooling) -> None:
+        """Raise ``FineSightError`` if the pooling needs a branch or a class token that this encoder does not have."""
         if pooling.needs_branch and self.branch is None:
             raise FineSightError(f"Pooling {pooling.name!r} needs a trained rationale; this encoder has none.")
+        if pooling.needs_class_token:
+            self.backbone.require_class_token(pooling.name, attention=pooling.mask == ATTENTION)
 
     def _check(self, poolings: Sequence[str], views: Tensor, objects: Tensor | None, regions: Tensor | None) -> None:
-        known = {"energy", RATIONALE, "box", *map(branch_mask_name, self.extra_branches)}
+        known = {"energy", ATTENTION, RATIONALE, "box", *map(branch_mask_name, self.extra_branches)}
         for pooling in map(find_pooling, poolings):
-            self.require_branch(pooling)
+            self.require(pooling)
+            if regions is not None and not pooling.can_narrow:
+                raise FineSightError(whole_picture_only(pooling))
             if pooling.shown_mask not in known:
                 raise unknown("pooling", pooling.name, offered_poolings())
             if pooling.needs_objects and objects is None:
@@ -202,7 +333,7 @@ class Encoder(nn.Module):
 
     def with_branches(self, branches: Mapping[str, FittingBranch]) -> Encoder:
         """Return the same network with more branches to pool by (``rationale:NAME``), all in one pass."""
-        encoder = Encoder(self.config, self.backbone, self.branch)
+        encoder = Encoder(self.config, self.backbone, self.branch, exact=self.exact)
         encoder.extra_branches = branches
         return encoder
 
@@ -218,15 +349,13 @@ class Encoder(nn.Module):
     def save(self, folder: str | Path) -> None:
         """Write a folder with JSON and safetensors; it replaces an older one when it is complete."""
         folder = Path(folder)
-        with atomic_path(folder) as scratch:
+        with atomic_path(folder, replace_folder=True) as scratch:
             scratch.mkdir()
             (scratch / CONFIG).write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
             save_file({k: v.contiguous().cpu() for k, v in self.state_dict().items()}, scratch / WEIGHTS)
-            if folder.exists():
-                shutil.rmtree(folder)
 
     @classmethod
-    def load(cls, folder: str | Path) -> Self:
+    def load(cls, folder: str | Path, *, exact: bool = False) -> Self:
         """Load from an encoder folder, or from the run folder that holds one. Nothing is unpickled.
 
         A missing or damaged encoder is a ``FineSightError``.
@@ -239,11 +368,11 @@ class Encoder(nn.Module):
                 else f"{folder} holds no encoder: give the folder of a finished run."
             )
         try:
-            config = EncoderConfig.model_validate_json((folder / CONFIG).read_text())
+            config = _of_before(EncoderConfig.model_validate_json((folder / CONFIG).read_text()))
             state = load_file(folder / WEIGHTS)
         except (OSError, ValueError, ValidationError, SafetensorError) as error:
             raise FineSightError(f"The encoder in {folder} is damaged or of another version: {error}") from error
-        encoder = cls.untrained(config, load=False)
+        encoder = cls.untrained(config, load=False, exact=exact)
         try:
             encoder.load_state_dict(state)
         except RuntimeError as error:
@@ -251,18 +380,32 @@ class Encoder(nn.Module):
         return encoder
 
     @classmethod
-    def untrained(cls, config: EncoderConfig, *, load: bool = True) -> Self:
+    def untrained(cls, config: EncoderConfig, *, load: bool = True, exact: bool = False) -> Self:
         """Return the backbone with its own weights, and a fresh branch where the configuration has a rationale."""
         backbone = Backbone(config.backbone, load=load)
         branch = FittingBranch(backbone.channels, config.rationale) if config.rationale else None
-        return cls(config, backbone, branch)
+        decided = config.model_copy(update={"backbone": backbone.config})
+        return cls(decided, backbone, branch, exact=exact)
+
+
+def _of_before(config: EncoderConfig) -> EncoderConfig:
+    """Return a configuration that says whether φ is signed. Files that do not are of versions that took no map for it.
+
+    They had no transformers, of which all maps are.
+    """
+    backbone = config.backbone
+    if backbone.signed is not None:
+        return config
+    signed = find_map(backbone.name, backbone.output_stride).map.layout != "NCHW"
+    return config.model_copy(update={"backbone": backbone.model_copy(update={"signed": signed})})
 
 
 @torch.no_grad()
 def projection_responses(encoder: Encoder, views: Tensor) -> NDArray[np.float32]:
     """Return what each projection answers at each cell. (N, 3, R, R) -> (N, K, H, W)"""
     assert encoder.branch is not None
-    answers: NDArray[np.float32] = encoder.branch.responses(encoder.backbone(views.to(encoder.device))).cpu().numpy()
+    phi = encoder.limited(MapOutput(encoder.maps(views))).phi
+    answers: NDArray[np.float32] = encoder.branch.responses(phi).cpu().numpy()
     return answers
 
 

@@ -7,8 +7,10 @@ import json
 from pathlib import Path
 
 from finesight.errors import FineSightError
+from finesight.io.console import console
 
 CONFIG, WEIGHTS = "encoder.json", "encoder.safetensors"
+NEVER_TRAINED = ("frozen", "untrained")  # what an encoder's method is called where no training made it
 
 
 def encoder_folder(run: str | Path) -> Path:
@@ -33,3 +35,22 @@ def fingerprint(run: str | Path) -> str:
     except (OSError, ValueError) as error:
         raise FineSightError(f"The encoder in {folder} cannot be read: {error}") from error
     return digest.hexdigest()
+
+
+def warn_of_random_weights(run: str | Path) -> None:
+    """Print a warning if the encoder of a folder has random weights that no training changed."""
+    try:
+        content = json.loads((encoder_folder(run) / CONFIG).read_text())
+        method, weights = content["method"], content["backbone"]["weights"]
+    except (OSError, ValueError, KeyError, TypeError):
+        return  # whoever loads it says what is wrong
+    warn_of_random(method, weights)
+
+
+def warn_of_random(method: str, weights: str) -> None:
+    """Print a warning if ``method`` leaves random ``weights`` as they are."""
+    if weights == "random" and method in NEVER_TRAINED:
+        console.print(
+            "[bold yellow]random weights: this network has learned nothing, and what it finds similar means nothing. "
+            "Use --weights imagenet, --weights FILE, or a method that trains.[/]"
+        )

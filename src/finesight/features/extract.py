@@ -15,8 +15,9 @@ from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import center_crop
 from finesight.features.wide import WIDE, Features, WideRows
+from finesight.io.parallel import bounded_map
 from finesight.io.progress import track
-from finesight.nn.poolings import RATIONALE, find_pooling
+from finesight.nn.poolings import find_pooling
 
 BATCH = 64
 
@@ -55,13 +56,14 @@ def extract(
             f"Pooling {oracles[0]!r} looks at the annotated object, and {cache.source.root} has neither object masks "
             "nor boxes. Leave it out, or give a data set that has them (CUB-200-2011, the drawn look-alikes)."
         )
+    encoder.prepare_for(len(indices), progress=progress)
     features: dict[str, Features] = {}
     masks: dict[str, NDArray[np.float32]] = {}
-    starts = range(0, len(indices), batch_size)
-    for start in track(starts, len(starts), "embedding", show=progress):
-        rows = slice(start, start + batch_size)
+    batches = [slice(start, start + batch_size) for start in range(0, len(indices), batch_size)]
+    read = bounded_map(lambda rows: encoder.cached_views(cache, indices[rows]), batches, workers=1, ahead=2)
+    for rows, views in track(read, len(batches), "embedding", show=progress):
         objects = _objects(cache, indices[rows], encoder.config.resolution) if oracles else None
-        output = encoder.encode(encoder.cached_views(cache, indices[rows]), poolings, objects)
+        output = encoder.encode(views, poolings, objects)
         if not masks:  # the first batch shows how large the arrays must be
             for name, batch in output.features.items():
                 size = len(indices), batch.shape[1]
@@ -72,7 +74,7 @@ def extract(
             features[name][rows] = batch.numpy()
         for name, batch in output.masks.items():
             masks[name][rows] = batch.numpy()
-    return Extracted(features, masks, masks.get(RATIONALE, masks["energy"]))
+    return Extracted(features, masks, masks[encoder.shown_mask])
 
 
 def has_objects(source: ImageSource) -> bool:

@@ -1,4 +1,4 @@
-"""The ONNX files of ``finesight export``: names of inputs and outputs, and onnxruntime, which comes with an extra.
+"""The ONNX files of ``finesight export``: names of inputs and outputs, and onnxruntime.
 
 No torch: searching by an ONNX file needs none.
 """
@@ -49,7 +49,7 @@ def output_of(space: str, pooling: Pooling) -> str:
 
 
 def require(name: str) -> ModuleType:
-    """Import a package of the extra; if it is missing, a ``FineSightError`` says how to install it."""
+    """Import a package that exporting needs; if it is missing, a ``FineSightError`` says how to install it."""
     try:
         return import_module(name)
     except ImportError as error:

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from finesight.data.decode import read_image_and_size, to_rgb
-from finesight.data.geometry import Geometry, cache_side
+from finesight.data.geometry import Framing, Geometry, as_framing
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.types import Box, View
 
@@ -25,14 +25,16 @@ WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 LEAST = 1e-6  # of a box's width and height
 
 
-def picture_view(picture: Picture, resolution: int, region: Box | None = None) -> View:
-    """Return the center of a picture: its short side is resized to 8/7 R, then R × R pixels are cropped.
+def picture_view(picture: Picture, framing: int | Framing, region: Box | None = None) -> View:
+    """Return the center of a picture, resized and cropped as ``framing`` says; a number is the R of the usual one.
 
     With a ``region`` that the center does not hold, the crop moves, at the same scale, to where it holds as much of it
     as it can. A picture that cannot be read raises ``SkipImage``.
     """
-    image, (width, height) = _open(picture, cache_side(resolution))
-    geometry = Geometry.fit(width, height, cache_side(resolution))
+    framing = as_framing(framing)
+    resolution, scale = framing.resolution, framing.scale
+    image, (width, height) = _open(picture, scale.side)
+    geometry = Geometry.fit(width, height, scale)
     spans: tuple[Span, Span] = (None, None)
     if region is not None:
         x, y, w, h = check_box(region)
@@ -44,16 +46,16 @@ def picture_view(picture: Picture, resolution: int, region: Box | None = None) -
     return View(window, _shares(geometry, left, top, resolution), width, height)
 
 
-def require_view(picture: Picture, resolution: int, region: Box | None = None) -> View:
+def require_view(picture: Picture, framing: int | Framing, region: Box | None = None) -> View:
     """Return ``picture_view``; a picture that cannot be read is a ``FineSightError``."""
     try:
-        return picture_view(picture, resolution, region)
+        return picture_view(picture, framing, region)
     except SkipImage as skip:
         raise FineSightError(f"{picture} cannot be used: {skip}") from None
 
 
 def cached_pixels(cache: DecodedCache, indices: Iterable[int], resolution: int) -> NDArray[np.uint8]:
-    """Return the views of images in the decoded cache, whose short side is 8/7 R already. -> (N, R, R, 3)"""
+    """Return the views of images in the decoded cache, which are resized already. -> (N, R, R, 3)"""
     return np.stack([center_crop(cache.image(int(i)), resolution) for i in indices])
 
 
@@ -67,10 +69,11 @@ def center_crop(pixels: NDArray[Any], resolution: int) -> NDArray[Any]:
     return pixels[top : top + resolution, left : left + resolution]
 
 
-def center_box(width: int, height: int, resolution: int) -> Box:
+def center_box(width: int, height: int, framing: int | Framing) -> Box:
     """Return where the view of a whole picture lies in it, without reading the picture."""
-    geometry = Geometry.fit(width, height, cache_side(resolution))
-    return _shares(geometry, *_corner(geometry, resolution, None, None), resolution)
+    framing = as_framing(framing)
+    geometry, side = Geometry.fit(width, height, framing.scale), framing.resolution
+    return _shares(geometry, *_corner(geometry, side, None, None), side)
 
 
 def region_share(view: View, region: Box) -> NDArray[np.float32]:

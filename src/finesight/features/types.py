@@ -9,6 +9,8 @@ from typing import Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from finesight.data.geometry import Framing
+
 Floats = NDArray[np.float32]
 Box = tuple[float, float, float, float]  # x, y, width, height as shares of the upright picture, each in [0, 1]
 
@@ -36,7 +38,7 @@ class Embedder(Protocol):
 
     fingerprint: str
     spaces: tuple[str, ...]
-    resolution: int
+    framing: Framing
 
     def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
         """Return one embedding per view; ``regions`` narrow the pooling to a part of the picture, as ``View.box``."""

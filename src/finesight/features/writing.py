@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.data.cache import cache_side, open_cache, write_skipped
+from finesight.data.cache import open_cache, write_skipped
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
@@ -43,8 +43,8 @@ def embed_images(
 ) -> tuple[int, int]:
     """Write the feature of each readable image with its path, in order; return how many, and how many were skipped."""
     check_output(out)
-    side = cache_side(encoder.config.resolution)
-    cache = open_cache(open_source(images), side, cache_dir=cache_dir, workers=workers, progress=progress)
+    scale = encoder.config.framing.scale
+    cache = open_cache(open_source(images), scale, cache_dir=cache_dir, workers=workers, progress=progress)
     name = pooling or encoder.config.pooling
     features = extract(encoder, cache, np.arange(len(cache)), (name,), progress=progress).features[name]
     write_features(cache.source.paths, features, out)

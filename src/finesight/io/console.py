@@ -24,11 +24,16 @@ def print_table(rows: Sequence[Mapping[str, object]]) -> None:
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
 
 
-def format_count(n: int, one: str, many: str = "") -> str:
-    """Return a count with its noun: 1 image, 2,000 images."""
-    return f"{n:,} {one if n == 1 else many or one + 's'}"
+def format_count(n: float, one: str, many: str = "") -> str:
+    """Return a count with its noun: 1 image, 2,000 images, 2.5 minutes."""
+    return f"{n:,.15g} {one if n == 1 else many or one + 's'}"
 
 
 def printable(text: str) -> str:
     """Return text that can be printed and sent as UTF-8; file names may hold bytes that cannot."""
     return text.encode("utf-8", "replace").decode()
+
+
+def printable_line(line: str) -> str:
+    """Return a line that can be printed: file names may hold line breaks, and bytes that are no text."""
+    return line if line.isprintable() else repr(line)[1:-1]

@@ -98,6 +98,7 @@ class DINO(Objective):
             **ASYMMETRIC_VIEWS,
             "optim.lr": 0.03 * batch_size / 256,
             "optim.clip_grad_norm_per_tensor": 3.0,
+            "optim.decay_biases": False,
             "views.scale": (0.14, 1.0),
             "views.local_crops": 8,
             "views.local_blur": 0.5,

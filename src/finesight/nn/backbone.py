@@ -1,27 +1,55 @@
 """``Backbone``: images → feature map φ, from any timm model that has one."""
 
 import copy
-import difflib
-import re
+from collections.abc import Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
 from typing import Any, Self
 
-import timm
 import torch
 from timm.models.resnet import Bottleneck
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from finesight.errors import FineSightError
+from finesight.io.memory import keep_freed_memory
 from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.checkpointing import checkpoint_blocks, forward_pass
+from finesight.nn.class_attention import AttentionCatcher
+from finesight.nn.feature_map import find_map
+from finesight.nn.fold import PROBE, FoldedModel
+from finesight.nn.lora import add_lora, merge_lora, plain_name
+from finesight.nn.parts import Parts, find_parts
 from finesight.nn.weights import imagenet_model, is_caffe_style, load_weights
 
-__all__ = ["Backbone", "BackboneConfig"]
+__all__ = ["Backbone", "BackboneConfig", "MapOutput"]
 
-_EXAMPLES = "for example resnet50, convnext_tiny, efficientnet_lite0 or regnetx_002"
+
+@dataclass(frozen=True)
+class MapOutput:
+    """What a backbone gives of N images."""
+
+    phi: Tensor  # (N, C, H, W)
+    class_token: Tensor | None = None  # (N, C), of networks that have one
+    attention: Tensor | None = None  # (N, H, W) of the class token to the patches in the last block, if asked for
+
+
+def joined(parts: Sequence[MapOutput]) -> MapOutput:
+    """Return what was computed in parts as one."""
+    tokens = [part.class_token for part in parts if part.class_token is not None]
+    attentions = [part.attention for part in parts if part.attention is not None]
+    return MapOutput(
+        torch.cat([part.phi for part in parts]),
+        torch.cat(tokens) if tokens else None,
+        torch.cat(attentions) if attentions else None,
+    )
 
 
 class Backbone(nn.Module):
     """Computes φ (N, C, H, W) of normalized images, before any pooling; for ResNets after the last ReLU.
+
+    For vision transformers φ is the last block's tokens after the final norm, each in the place of its patch; class,
+    distillation and register tokens are dropped. ``map`` says how φ is made and which image sizes can be used.
 
     ``output_stride`` 16 or 8 is timm's: the last stages lose their stride and their 3×3 convolutions are
     dilated instead (in a ResNet's first such block still by the dilation of the stage before), so that
@@ -30,17 +58,19 @@ class Backbone(nn.Module):
     padding in it, for networks that start from random weights.
 
     ``load=False`` builds the network without weights, which come from a saved encoder or a checkpoint.
-    ``config`` is the given one with ``stride_in_1x1`` decided: save that one, it needs no weight file.
+    ``config`` is the given one with ``stride_in_1x1`` and ``signed`` decided: save that one, it needs no weight file.
     """
 
     def __init__(self, config: BackboneConfig, *, load: bool = True) -> None:
         super().__init__()
-        model = _build(config)
-        self.channels, self.stride, unused = _probe(model, config)
+        keep_freed_memory()
+        found = find_map(config.name, config.output_stride)
+        self.map, self.channels, self.stride = found.map, found.map.channels, found.map.stride
+        model = found.build()
         if load and config.weights == "imagenet":
-            model = imagenet_model(config.name, **_options(config))
+            model = imagenet_model(config.name, **dict(found.options))
         # A classifier that is never called would stall DDP, which waits for every parameter's gradient.
-        for name in unused:
+        for name in found.unused:
             setattr(model, name, nn.Identity())
         self.load_report = "weights not loaded"
         caffe = config.stride_in_1x1
@@ -49,7 +79,9 @@ class Backbone(nn.Module):
             self.load_report = reports.get(config.weights) or load_weights(model, config.weights)
         if caffe is None:
             caffe = config.weights not in ("imagenet", "random") and is_caffe_style(config.weights)
-        self.config = config.model_copy(update={"stride_in_1x1": caffe})
+        self.signed = self.map.signed if config.signed is None else config.signed
+        self.long_tokens = self.signed and self.map.layout != "NCHW"  # convolutional networks train as they always did
+        self.config = config.model_copy(update={"stride_in_1x1": caffe, "signed": self.signed})
         if self.config.stride_in_1x1:
             _move_stride_to_1x1(model, config.name)
         if not config.dilate:
@@ -58,93 +90,143 @@ class Backbone(nn.Module):
                     rows, columns = conv.kernel_size
                     conv.dilation, conv.padding = (1, 1), (rows // 2, columns // 2)
         self.model: Any = model.to(memory_format=torch.channels_last)
-        for module in self._frozen():
-            module.requires_grad_(False)
+        self._frozen_modules = self._freeze()
+        if config.lora:
+            self._add_lora()
+        self._checkpointed = False
+        self._fold()
         self.train()
 
-    def forward(self, images: Tensor) -> Tensor:
-        phi: Tensor = self.model.forward_features(images.contiguous(memory_format=torch.channels_last))
-        return phi  # (N, 3, R, R) -> (N, C, R / stride, R / stride)
+    def _freeze(self) -> list[str]:
+        """Freeze the first parts; return the names of the modules that have no other weights."""
+        if self.config.freeze == 0:
+            return []
+        parts = self._known_parts("freeze 0")
+        if self.config.freeze > len(parts):
+            raise FineSightError(
+                f"'{self.config.name}' has {parts.words}: freeze can be at most {len(parts)}, not {self.config.freeze}."
+            )
+        parameters = dict(self.model.named_parameters())
+        frozen = {parameters[own] for part in parts.names[: self.config.freeze] for own in part}
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+        inside = {name: set(module.parameters()) for name, module in self.model.named_modules()}
+        return [name for name, own in inside.items() if own and own <= frozen]
+
+    def _add_lora(self) -> None:
+        parts, config = find_parts(self.config.name), self.config
+        if not parts.attention:
+            raise FineSightError(
+                f"backbone.lora is for networks with attention, such as vision transformers; '{config.name}' has none "
+                "that LoRA can update. Leave it out."
+            )
+        layers = [layer for layer in parts.attention if self.model.get_submodule(layer).weight.requires_grad]
+        if not layers:
+            raise FineSightError(
+                f"backbone.lora {config.lora} with freeze {config.freeze} trains nothing of '{config.name}', which has "
+                f"{parts.words}: freeze fewer."
+            )
+        add_lora(self.model, layers, config.lora, config.lora_alpha or config.lora)
+
+    def _fold(self, *, compiled: bool = False) -> None:
+        side = self.map.sides.nearest(PROBE)
+        self._folded = FoldedModel(self.model, side=side)
+        self._partly_folded = FoldedModel(self.model, frozen_only=True, compiled=compiled, side=side)
+
+    def forward(self, images: Tensor, *, folded: bool = False) -> Tensor:
+        """Return φ. ``folded`` norms give the same but for rounding, and faster; without gradients only.
+
+        In training on a CPU, norms are folded where neither they nor the convolutions before them are trained. Images
+        of a size that the model does not take raise ``FineSightError``.
+        """
+        return self.outputs(images, folded=folded).phi
+
+    def outputs(self, images: Tensor, *, folded: bool = False, attention: bool = False) -> MapOutput:
+        """Return φ as ``forward`` does, and of the same pass the class token and, if asked, what it attends to."""
+        if not torch.compiler.is_compiling():
+            self.require_sides(*images.shape[2:])
+        images = images.contiguous(memory_format=torch.channels_last)
+        on_cpu = images.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
+        catcher = AttentionCatcher() if attention and self.map.attention else None
+        with catcher or nullcontext(), forward_pass() if self._checkpointed else nullcontext():
+            if folded:
+                given = self._folded(images)
+            elif self.training and (self._partly_folded.compiled or (on_cpu and self.config.freeze > 0)):
+                given = self._partly_folded(images)
+            else:
+                given = self.model.forward_features(images)
+        return MapOutput(
+            self.map(given, images),  # (N, 3, R, R) -> (N, C, R / stride, R / stride)
+            given[:, 0] if self.map.class_token else None,
+            None if catcher is None else self.map.attended(catcher, images),
+        )
+
+    def require_sides(self, *pixels: int) -> None:
+        """Raise ``FineSightError`` if images with these sides cannot be used."""
+        for side in pixels:
+            if not self.map.sides.take(side):
+                raise FineSightError(self.map.sides.problem(self.config.name, side))
+
+    def require_class_token(self, pooling: str, *, attention: bool) -> None:
+        """Raise ``FineSightError`` if the network has no class token, or not its attention where that is needed."""
+        if not self.map.class_token:
+            raise FineSightError(
+                f"Pooling '{pooling}' needs a class token, and '{self.config.name}' has none. "
+                "Take another pooling, or a vision transformer that has one (DINOv2, CLIP, DeiT, …)."
+            )
+        if attention and not self.map.attention:
+            raise FineSightError(
+                f"Pooling '{pooling}' cannot be had from '{self.config.name}': its last block has not one plain "
+                "attention of the class token to the patches. Take another pooling, class-token for example."
+            )
+
+    def compile_features(self) -> None:
+        """Let torch.compile make what training calls: the first step takes a minute, the others less time."""
+        self._fold(compiled=True)
+
+    def checkpoint_activations(self) -> None:
+        """Keep only what goes from block to block for the backward pass: less memory, more time, the same gradients.
+
+        Raises ``FineSightError`` if timm cannot do so for this model.
+        """
+        checkpoint_blocks(self.model, self.config.name)
+        self._fold()
+        self._checkpointed = True
+
+    def trained_parts(self) -> list[dict[str, nn.Parameter]]:
+        """Return what learns in each part, stem first, by its names in ``model``."""
+        trained = {name: p for name, p in self.model.named_parameters() if p.requires_grad}
+        names = self._known_parts("optim.layer_decay 1").names
+        return [{name: p for name, p in trained.items() if plain_name(name) in set(part)} for part in names]
+
+    def _known_parts(self, else_with: str) -> Parts:
+        parts, name = find_parts(self.config.name), self.config.name
+        if not parts:
+            raise FineSightError(
+                f"FineSight does not know the stages of '{name}': it can only be used with {else_with}."
+            )
+        return parts
+
+    def merged(self) -> Self:
+        """Return the plain network with the updates of LoRA added to its weights; without LoRA the same one."""
+        if not self.config.lora:
+            return self
+        plain = copy.deepcopy(self)
+        merge_lora(plain.model)
+        plain.config = self.config.model_copy(update={"lora": 0, "lora_alpha": None})
+        plain._fold()
+        return plain
 
     def train(self, mode: bool = True) -> Self:
         """Set the mode; frozen parts stay in eval mode, or their batch norms would still move their statistics."""
         super().train(mode)
-        for module in self._frozen():
-            module.eval()
-        if self.config.frozen_norm:
+        for name in self._frozen_modules:
+            self.model.get_submodule(name).eval()
+        if self.config.frozen_norm or self.config.lora:
             for module in self.model.modules():
                 if isinstance(module, _BatchNorm):
                     module.eval()
         return self
-
-    def _frozen(self) -> list[nn.Module]:
-        # looked up each time: converting to SyncBatchNorm replaces modules
-        if self.config.freeze == 0:
-            return []
-        parts = _parts(self.model, self.config.name)
-        if self.config.freeze > len(parts):
-            raise FineSightError(
-                f"'{self.config.name}' has a stem and {len(parts) - 1} stages: freeze can be at most "
-                f"{len(parts)}, not {self.config.freeze}."
-            )
-        return [module for part in parts[: self.config.freeze] for module in part]
-
-
-def _options(config: BackboneConfig) -> dict[str, Any]:
-    # not every model takes output_stride, and 32 is what those that take it do anyway
-    stride = {} if config.output_stride == 32 else {"output_stride": config.output_stride}
-    return {"num_classes": 0, **stride}
-
-
-def _build(config: BackboneConfig) -> nn.Module:
-    if not timm.is_model(config.name):
-        near = difflib.get_close_matches(config.name, timm.list_models(), n=3)
-        hint = f"Did you mean {', '.join(near)}?" if near else f"Take a timm model, {_EXAMPLES}."
-        raise FineSightError(f"unknown backbone '{config.name}'. {hint}")
-    try:
-        model: nn.Module = timm.create_model(config.name, pretrained=False, **_options(config))
-        return model
-    except Exception as error:  # TypeError, AssertionError, RuntimeError: as each model likes
-        if config.output_stride == 32:
-            raise FineSightError(f"timm cannot build '{config.name}': {error}") from error
-        default = config.model_copy(update={"output_stride": 32})
-        _probe(_build(default), default)  # a transformer is told that it is one, not that its stride is wrong
-        raise _stride_error(config) from error
-
-
-def _probe(model: nn.Module, config: BackboneConfig) -> tuple[int, int, list[str]]:
-    """Return channels and stride of φ, and the top-level children that φ does not need.
-
-    Runs the model on the meta device, which computes shapes only, with two sizes: the difference gives the stride
-    also where convolutions without padding drop the border.
-    """
-    ghost: Any = copy.deepcopy(model).to("meta").eval()
-    called: set[nn.Module] = set()
-    for module in ghost.modules():
-        module.register_forward_hook(lambda module, *_: called.add(module))
-    try:
-        small, large = (ghost.forward_features(torch.empty(1, 3, side, side, device="meta")) for side in (128, 256))
-        channels, rows = small.shape[1], large.shape[2] - small.shape[2]
-        fits = small.ndim == large.ndim == 4 and channels == large.shape[1] == model.num_features and rows > 0
-    except Exception:  # models tied to one image size or to tokens fail in their own ways
-        fits = False
-    if not fits:
-        raise FineSightError(
-            f"'{config.name}' is not convolutional: no feature map (N, C, H, W) for images of any size. "
-            f"Take a convolutional timm model, {_EXAMPLES}."
-        )
-    stride = round(128 / rows)
-    if config.output_stride != 32 and stride != config.output_stride:
-        raise _stride_error(config)
-    unused = [name for name, child in ghost.named_children() if called.isdisjoint(child.modules())]
-    return channels, stride, unused
-
-
-def _stride_error(config: BackboneConfig) -> FineSightError:
-    return FineSightError(
-        f"'{config.name}' cannot do output stride {config.output_stride}. Use --output-stride 32, or a "
-        f"backbone that can, {_EXAMPLES}."
-    )
 
 
 def _move_stride_to_1x1(model: nn.Module, name: str) -> None:
@@ -159,22 +241,3 @@ def _move_stride_to_1x1(model: nn.Module, name: str) -> None:
         )
     for block in blocks:
         block.conv1.stride, block.conv2.stride = block.conv2.stride, block.conv1.stride
-
-
-def _parts(model: nn.Module, name: str) -> list[list[nn.Module]]:
-    """Return the stem's modules, then each stage's, by the names of timm's families.
-
-    These are layer1… (ResNet), s1… (RegNet), stages.0… (ConvNeXt), blocks.0… (EfficientNet).
-    """
-    stem: list[nn.Module] = []
-    stages: list[list[nn.Module]] = []
-    for child_name, child in model.named_children():
-        if re.fullmatch(r"(layer|s)\d", child_name):
-            stages.append([child])
-        elif child_name in ("stages", "blocks") and not stages:
-            stages = [[stage] for stage in child.children()]
-        elif not stages:
-            stem.append(child)
-    if not stages or not any(True for module in stem for _ in module.parameters()):
-        raise FineSightError(f"FineSight does not know the stages of '{name}': it can only be used with freeze 0.")
-    return [stem, *stages]

@@ -19,10 +19,14 @@ def momentum_copy(module: Network) -> Network:
 
 @torch.no_grad()
 def ema_update(average: nn.Module, online: nn.Module, momentum: float) -> None:
-    """Set θ_average ← m θ_average + (1 − m) θ_online, parameters only: batch-norm buffers stay as they are."""
-    averaged: list[torch.Tensor] = list(average.parameters())
-    if averaged:
-        torch._foreach_lerp_(averaged, [p.detach() for p in online.parameters()], 1.0 - momentum)
+    """Set θ_average ← m θ_average + (1 − m) θ_online, parameters only: batch-norm buffers stay as they are.
+
+    Parameters that are not trained are left out: their average is what they were when the copy was made.
+    """
+    pairs = [(a, p.detach()) for a, p in zip(average.parameters(), online.parameters(), strict=True) if p.requires_grad]
+    if pairs:
+        averaged, current = zip(*pairs, strict=True)
+        torch._foreach_lerp_(averaged, current, 1.0 - momentum)
 
 
 def rising_momentum(start: float, progress: float) -> float:

@@ -11,6 +11,8 @@ from torch.nn.functional import adaptive_avg_pool2d
 GEM_POWER = 3.0
 EPSILON = 1e-7  # the paper's 1e-7 of A'
 LEAST = 1e-6  # GeM sees no smaller activation
+OUTLIER = 3.0  # deviations above the median of an image's cells: longer tokens are artefacts, and are shortened
+DEVIATION = 1.4826  # of normal numbers, in median distances from the median
 
 
 def attention_mask(
@@ -30,25 +32,63 @@ def attention_mask(
     return shifted / (EPSILON + largest)
 
 
-def energy_map(phi: Tensor) -> Tensor:
-    """Return channel energy Σ_c φ, the label-free control every learned mask must beat. (N, C, H, W) -> (N, H, W)"""
-    return phi.sum(1)
+def energy_map(phi: Tensor, *, signed: bool = False) -> Tensor:
+    """Return channel energy, the label-free control every learned mask must beat. (N, C, H, W) -> (N, H, W)
+
+    It is Σ_c φ; of a ``signed`` map, in which that cancels, Σ_c max(φ, 0), and no cell is an outlier.
+    """
+    return limit_outliers(limit_lengths(phi).clamp(min=0).sum(1)) if signed else phi.sum(1)
 
 
-def pool(phi: Tensor, mask: Tensor | None = None, *, gem: bool = False) -> Tensor:
+def limit_outliers(values: Tensor) -> Tensor:
+    """Lower what is more than ``OUTLIER`` deviations above the median of an image to that. (N, H, W) -> (N, H, W)
+
+    Deviations are measured by the median distance from the median, which outliers do not move.
+    """
+    cells = values.flatten(1)
+    median = _median(cells)
+    limit = median + OUTLIER * DEVIATION * _median((cells - median).abs())
+    return torch.minimum(cells, limit).view_as(values)
+
+
+def _median(values: Tensor) -> Tensor:
+    """Return the median, the lower one of two. (N, P) -> (N, 1)"""
+    middle = torch.full((1,), (values.shape[1] - 1) // 2, device=values.device)  # a slice would be no ONNX of any size
+    return values.sort(1).values.index_select(1, middle)
+
+
+def limit_lengths(phi: Tensor) -> Tensor:
+    """Shorten the tokens of a signed map that are outliers by their length, and keep their directions.
+
+    Vision transformers store things in a few tokens of plain background, which get many times as long as others
+    (Darcet et al., Vision transformers need registers): one of them would be all of a mean. (N, C, H, W), the same
+    """
+    lengths: Tensor = phi.detach().norm(dim=1)
+    scale = limit_outliers(lengths) / lengths.clamp(min=torch.finfo(phi.dtype).tiny)
+    return phi * scale[:, None]
+
+
+def pool(
+    phi: Tensor, mask: Tensor | None = None, *, gem: bool = False, total: bool = False, signed: bool = False
+) -> Tensor:
     """Return the mask-weighted mean of φ over positions (Eq. 9 up to a constant). (N, C, H, W), (N, H, W) -> (N, C)
 
-    A mask that is zero everywhere (a constant A) says nothing about *where*: all cells then count alike.
+    A mask that is zero everywhere (a constant A) says nothing about *where*: all cells then count alike. With ``total``
+    it is the weighted sum, not the mean: Eq. 9 as printed. GeM takes negative values for zero; of a ``signed`` map it
+    counts each channel from its lowest value in the image.
     """
+    lowest = phi.amin((2, 3), keepdim=True) if gem and signed else None
     if gem:
-        phi = phi.clamp(min=LEAST).pow(GEM_POWER)
+        phi = (phi if lowest is None else phi - lowest).clamp(min=LEAST).pow(GEM_POWER)
     if mask is None:
         pooled = phi.mean((2, 3))
     else:
         flat = mask.flatten(1)
         flat = torch.where(flat.sum(1, keepdim=True) > 0, flat, torch.ones_like(flat))  # (N, H*W)
-        pooled = torch.einsum("nchw,nhw->nc", phi, flat.view_as(mask)) / flat.sum(1, keepdim=True)
-    return pooled.pow(1 / GEM_POWER) if gem else pooled
+        pooled = torch.einsum("nchw,nhw->nc", phi, flat.view_as(mask))
+        pooled = pooled if total else pooled / flat.sum(1, keepdim=True)
+    pooled = pooled.pow(1 / GEM_POWER) if gem else pooled
+    return pooled if lowest is None else pooled + lowest[:, :, 0, 0]
 
 
 def upcast(x: Tensor) -> Tensor:

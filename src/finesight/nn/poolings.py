@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 RATIONALE = "rationale"  # the mask of the encoder's own branch
+ATTENTION = "attention"  # what the network's class token attends to in its last block
 
 
 class Pooling:
@@ -23,16 +24,24 @@ class Pooling:
 
     name: str
     words: str  # for people
-    mask: str | None = None  # that weighs the cells: "energy", "rationale" or "box"; None: all count alike
+    mask: str | None = None  # that weighs the cells: "energy", "attention", "rationale", "box"; None: all count alike
     gem = False
+    total = False  # the weighted sum instead of the mean
     needs_branch = False  # a rationale that was trained
+    needs_class_token = False  # of a vision transformer
     needs_objects = False  # annotations of where objects are: an oracle, as a control
     per_projection = False  # each projection of the branch pools on its own; ``mask`` only shows where it looks
     trainable = False  # may also be what the head sees while training
     offered = True  # to users
 
     def __call__(
-        self, phi: Tensor, masks: Mapping[str, Tensor], responses: Tensor | None = None, region: Tensor | None = None
+        self,
+        phi: Tensor,
+        masks: Mapping[str, Tensor],
+        responses: Tensor | None = None,
+        region: Tensor | None = None,
+        *,
+        signed: bool = False,
     ) -> Tensor:
         """Pool φ (N, C, H, W) to (N, width).
 
@@ -44,15 +53,23 @@ class Pooling:
             (N, K, H, W) of the branch's projections; only poolings that are ``per_projection`` need them.
         region
             (N, H, W): the share of each cell in the part of the picture that alone is pooled.
+        signed
+            Whether negative values of φ count; only poolings in ``gem`` are told.
         """
         from finesight.nn.pooling import narrow_mask, pool
 
         mask = None if self.mask is None else masks[self.mask]
-        return pool(phi, mask if region is None else narrow_mask(mask, region), gem=self.gem)
+        mask = mask if region is None else narrow_mask(mask, region)
+        return pool(phi, mask, gem=self.gem, total=self.total, signed=signed)
 
     def width(self, channels: int, projections: int = 0) -> int:
         """Return how many numbers a feature has, given φ's channels and the branch's projections."""
         return channels
+
+    @property
+    def can_narrow(self) -> bool:
+        """Whether a region can be pooled alone: a class token is of the whole picture."""
+        return not self.needs_class_token or self.mask is not None
 
     @property
     def is_sum_over_cells(self) -> bool:
@@ -114,8 +131,54 @@ class EnergyGemPooling(EnergyPooling):
 
 
 @register_pooling
+class AttentionPooling(Pooling):
+    name = "attention"
+    words = "weighed by what a ViT's class token attends to"
+    mask = ATTENTION
+    needs_class_token = True
+
+
+@register_pooling
+class AttentionGemPooling(AttentionPooling):
+    name = "attention-gem"
+    words = "the same in GeM"
+    gem = True
+
+
+@register_pooling
+class ClassTokenPooling(Pooling):
+    """The feature is no mean over cells: the network made it in its own way."""
+
+    name = "class-token"
+    words = "a ViT's class token"
+    needs_class_token = True
+
+    def __call__(self, phi: Tensor, masks: Mapping[str, Tensor], *_: Tensor | None, class_token: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the class token (N, C), whatever φ is."""
+        return class_token
+
+
+@register_pooling
+class ClassTokenAndAveragePooling(ClassTokenPooling):
+    name = "class-token-and-average"
+    words = "both side by side, each of length 1"
+
+    def __call__(self, phi: Tensor, masks: Mapping[str, Tensor], *_: Tensor | None, class_token: Tensor) -> Tensor:  # type: ignore[override]
+        """Return the class token beside the mean of φ, (N, 2 C)."""
+        from torch import cat
+        from torch.nn.functional import normalize
+
+        from finesight.nn.pooling import average
+
+        return cat([normalize(part, dim=1) for part in (class_token, average(phi))], 1)
+
+    def width(self, channels: int, projections: int = 0) -> int:
+        return 2 * channels
+
+
+@register_pooling
 class RationalePooling(Pooling):
-    """Eq. 9 of the paper."""
+    """Eq. 9 of the paper, divided by the sum of the mask."""
 
     name = RATIONALE
     words = "weighed by the rationale's mask"
@@ -133,6 +196,16 @@ class RationaleGemPooling(RationalePooling):
 
 
 @register_pooling
+class RationaleSumPooling(RationalePooling):
+    """Eq. 9 as printed. Its features have the direction of ``rationale``'s: searching by either is the same."""
+
+    name = "rationale-sum"
+    words = "by that mask, summed as Eq. 9 of the paper is printed"
+    total = True
+    trainable = False  # ``rationale`` with ``rationale.mask_total`` is, in training
+
+
+@register_pooling
 class BilinearPooling(RationalePooling):
     """Features are K times as wide as φ, too wide for an index: there, the mask that sums them up stands in."""
 
@@ -141,7 +214,13 @@ class BilinearPooling(RationalePooling):
     per_projection = True
 
     def __call__(
-        self, phi: Tensor, masks: Mapping[str, Tensor], responses: Tensor | None = None, region: Tensor | None = None
+        self,
+        phi: Tensor,
+        masks: Mapping[str, Tensor],
+        responses: Tensor | None = None,
+        region: Tensor | None = None,
+        *,
+        signed: bool = False,
     ) -> Tensor:
         from finesight.nn.pooling import bilinear
 
@@ -182,6 +261,11 @@ class BranchPooling(RationalePooling):
     def __init__(self, branch: str, *, gem: bool = False) -> None:
         self.mask, self.gem = branch_mask_name(branch), gem
         self.name = f"{self.mask}-gem" if gem else self.mask
+
+
+def whole_picture_only(pooling: Pooling) -> str:
+    """Return why a region cannot be pooled alone."""
+    return f"Pooling {pooling.name!r} is of the whole picture: it cannot be narrowed to a part of it."
 
 
 def branch_mask_name(branch: str) -> str:

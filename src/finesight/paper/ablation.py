@@ -12,7 +12,7 @@ from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.evaluation.evaluate import evaluate_poolings
 from finesight.features.extract import has_objects
-from finesight.io.console import console
+from finesight.io.console import console, format_count
 from finesight.nn.poolings import BranchPooling, find_pooling
 from finesight.paper.ablation_figures import projection_variances, scored_images
 from finesight.paper.ablations import ABLATIONS, K_SWEEP, K_SWEEP_APART, KEEP_ALL, Ablation, AblationRow
@@ -201,8 +201,8 @@ def _with_keep_from(experiment: AblationExperiment, share: float) -> AblationExp
     epoch = rationale.keep_from if "rationale.keep_from" in experiment.given else round(share * config.epochs)
     if epoch >= config.epochs:
         raise FineSightError(
-            f"Projections would be chosen after {epoch} of {config.epochs} epochs, which is too late: give more epochs "
-            "(--set epochs=10) or an earlier one (--set rationale.keep_from=1)."
+            f"Projections would be chosen after {epoch} of {format_count(config.epochs, 'epoch')}, which is too late: "
+            "give more epochs (--set epochs=10) or an earlier one (--set rationale.keep_from=1)."
         )
     if rationale.projections < 2 * rationale.keep_count:
         raise FineSightError(

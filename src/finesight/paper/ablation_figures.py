@@ -13,11 +13,12 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 from numpy.typing import NDArray
 
-from finesight.data.cache import DecodedCache, cache_side, open_cache
+from finesight.data.cache import DecodedCache, open_cache
 from finesight.data.sources import ImageSource
 from finesight.evaluation.evaluate import split_indices
 from finesight.features.encoder import Encoder, pixels, projection_responses
 from finesight.features.extract import BATCH
+from finesight.io.console import format_count
 from finesight.paper.ablations import KEEP_ALL
 from finesight.plots.style import ACCENT, FAINT, INK, QUIET, blank, drawn, short
 from finesight.plots.tiles import Picture, blend
@@ -78,8 +79,9 @@ def describe_data(experiment: AblationExperiment) -> str:
     """Name the data, the network and how long it was trained."""
     source, config = experiment.source(), experiment.config(experiment.rows[0].training, experiment.seeds[0])
     name = "drawn look-alike birds" if source.kind == "lookalikes" else experiment.data.absolute().name
-    classes = f", {len(np.unique(source.labels[source.labels >= 0]))} classes" if source.labels is not None else ""
-    epochs = "1 epoch" if config.epochs == 1 else f"{config.epochs} epochs"
+    known = 0 if source.labels is None else len(np.unique(source.labels[source.labels >= 0]))
+    classes = "" if source.labels is None else f", {format_count(known, 'class', 'classes')}"
+    epochs = format_count(config.epochs, "epoch")
     return f"{name}{classes}, {config.backbone.name} at {config.encoder_resolution} px, {epochs}"
 
 
@@ -224,10 +226,10 @@ def scored_images(
     encoder: Encoder, source: ImageSource, runtime: RuntimeConfig
 ) -> tuple[DecodedCache, NDArray[np.int64]]:
     """Return the test images as the encoder sees them, and their indices; without labels, all that may be tested on."""
-    side = cache_side(encoder.config.resolution)
+    scale = encoder.config.framing.scale
     if source.labels is None:
         source = source.split("test")
-    cache = open_cache(source, side, cache_dir=runtime.cache_dir, workers=runtime.workers, progress=runtime.progress)
+    cache = open_cache(source, scale, cache_dir=runtime.cache_dir, workers=runtime.workers, progress=runtime.progress)
     return cache, np.arange(len(cache)) if source.labels is None else split_indices(cache.source)[1]
 
 

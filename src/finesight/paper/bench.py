@@ -7,14 +7,17 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, unknown
 from finesight.io.atomic import write_atomic
-from finesight.io.console import console, print_table
+from finesight.io.console import console, format_count, print_table
 from finesight.paper.ablation import AblationExperiment
 from finesight.paper.ablation_results import summary_table, write_results
 from finesight.paper.benchmark import Benchmark
 from finesight.paper.bird_figures import attention_figure, k_figure
 from finesight.paper.datasets import DATASETS, recognize_datasets
+from finesight.paper.defaults import DOMAINS, DefaultsBench
+from finesight.paper.defaults_table import bar_rows, blocks, plan_rows, read_results
+from finesight.paper.defaults_table import score_rows as default_rows
 from finesight.paper.markdown import bird_blocks, check_page, paper_blocks, update_page, without_names
 from finesight.paper.profiles import Profile
 from finesight.paper.rows import Row
@@ -31,6 +34,16 @@ UNSCORED = (
     "Without labels nothing can be scored. These are the training's own numbers (means over its last epoch): they tell "
     "a healthy training from a collapsed one, not good features from bad ones."
 )
+
+DEFAULTS_WORDS = {
+    "scores": "Rank-1, rank-5 and mAP of leave-one-out retrieval on the test images; mean ± std over seeds.",
+    "bar": (
+        "Gain over the frozen network under its best pooling (the best on the test images, for each metric): mean ± "
+        "std over seeds, [95 % interval over queries]. Bar: rank-1 and mAP not below by more than the deviation; on "
+        "birds and cars 3 points of rank-1 above."
+    ),
+    "plans": "What each training decided and took; pixels: in training / in use.",
+}
 
 
 def run_birds(
@@ -104,7 +117,7 @@ def run_table(
 ) -> None:
     """Make the missing results of one of the paper's tables on ``data``, unless ``show``; then update and print."""
     table = TABLES[name]
-    rows = select_rows(methods, tuple(table.rows))
+    rows = select_rows(methods, tuple(table.all_rows))
     if page is not None:
         check_page(page, profile.name, tuple(TABLES))
     if dry_run and (show or not data):
@@ -152,6 +165,51 @@ def run_ablation(experiment: AblationExperiment, command: str, *, json_output: b
     print(", ".join(str(experiment.out / name) for name in ("results.csv", "results.json", "figure.png")))
 
 
+def run_defaults(
+    bench: DefaultsBench,
+    *,
+    seeds: Sequence[int],
+    domains: Sequence[str] = (),
+    show: bool = False,
+    dry_run: bool = False,
+    json_output: bool = False,
+    page: Path | None = None,
+) -> None:
+    """Make the missing results of the defaults, unless ``show``; then update the page and print."""
+    if wrong := [name for name in domains if name not in DOMAINS]:
+        raise unknown("domain", wrong[0], DOMAINS)
+    if page is not None:
+        check_page(page, "defaults", ("scores", "bar", "plans"))
+    if not show:
+        own = [name for name in DOMAINS if name == "drawn" or name in bench.data] if bench.quick else list(DOMAINS)
+        missing = bench.missing(domains or own, seeds)
+        trainings = sum(task.seed is not None for task in missing)
+        console.print(
+            f"{format_count(len(missing), 'result')} to make, {format_count(trainings, 'training')} of "
+            f"{format_count(bench.minutes, 'minute')} among them, {bench.jobs} at a time with "
+            f"{format_count(bench.threads, 'thread')} each."
+            if missing
+            else "All of it is done."
+        )
+        if dry_run:
+            return
+        bench.make(missing)
+    stored = read_results(bench.results)
+    if page is not None:
+        _update(page, blocks(stored))
+    found = {domain: known for domain, known in stored.items() if domain in (domains or DOMAINS)}
+    if not found:
+        raise FineSightError(f"There are no results in {bench.results} yet.")
+    tables = {"scores": default_rows(found), "bar": bar_rows(found), "plans": plan_rows(found)}
+    if json_output:
+        print(json.dumps(tables))
+        return
+    for name, rows in tables.items():
+        if rows:
+            print(DEFAULTS_WORDS[name])
+            print_table(rows)
+
+
 def run_missing(bench: Benchmark, seeds: Sequence[int] | None, *, only_estimate: bool) -> None:
     """Print what is left to do and what it takes; then do it, unless only the estimate is wanted."""
     plan = bench.missing(bench.profile.seeds if seeds is None else seeds)
@@ -182,7 +240,7 @@ def _print_birds(store: ResultStore, results: Results, rows: Mapping[str, Row]) 
     lines: list[dict[str, Any]] = without_names(score_rows(results, rows))
     if not lines:
         raise FineSightError(f"There are no results of these methods in {store.folder} yet.")
-    print("Mean ± std over seeds; in brackets the paper's number (all 200 classes, 224 px, 100 epochs).")
+    print("Mean ± std over seeds; in brackets the paper's number (ResNet-50, all 200 classes, 224 px, 100 epochs).")
     print_table(lines)
     if gains := difference_rows(store, results):
         print("LCR minus …: mean ± std over seeds, [95 % interval over queries]")

@@ -24,7 +24,7 @@ TABLES = {
     "table3": "The paper's Table 3: other ways to look at the object",
 }
 
-ProfileName = Annotated[str, typer.Option(help="cpu-50, cpu-200, paper or smoke.")]
+ProfileName = Annotated[str, typer.Option(help="cpu-50, cpu-200, cpu-200-resnet18, paper or smoke.")]
 Weights = Annotated[str, typer.Option(help="ImageNet weights: imagenet, or a weight file.")]
 Seeds = Annotated[str, typer.Option(help="With commas.  [default: the profile's]")]
 Show = Annotated[bool, typer.Option("--show", help="Train nothing: use the results there are.")]
@@ -75,6 +75,65 @@ def birds(
         json_output=as_json,
         page=update,
         figures=figures,
+    )
+
+
+@bench_app.command()
+def defaults(
+    data_birds: Annotated[Path | None, typer.Option(help="The folder CUB_200_2011.")] = None,
+    data_cars: Annotated[Path | None, typer.Option(help="Stanford Cars; class folders in train and test do.")] = None,
+    weights: Weights = "imagenet",
+    minutes: Annotated[float, typer.Option(min=0, help="The budget of a training.")] = 20,
+    seeds: Annotated[str, typer.Option(help="With commas.")] = "0,1,2",
+    domains: Annotated[str, typer.Option(help="birds, cars, drawn, with commas.")] = "",
+    jobs: Annotated[int, typer.Option(min=1, help="Results that are made at a time.")] = 1,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of each.  [default: the cores by the jobs]")] = None,
+    results: Annotated[
+        Path | None, typer.Option(help="Where the results go.  [default: results/defaults; quick: below --work]")
+    ] = None,
+    work: Annotated[Path, typer.Option(help="Where runs, features and drawn images go.")] = Path("runs/defaults"),
+    show: Show = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Check, say what is left to do and stop.")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="The tables as one JSON object.")] = False,
+    update: Annotated[Path | None, typer.Option(help="Rewrite the tables marked in this markdown page.")] = None,
+    quick: Annotated[bool, typer.Option("--quick", help="Seconds on a tiny network: does it run?")] = False,
+    task: Annotated[str, typer.Option(hidden=True, help="One result, as --jobs starts them.")] = "",
+    cache_dir: CacheDir = None,
+    workers: Workers = None,
+    quiet: Quiet = False,
+) -> None:
+    """What `finesight train --minutes 20` leaves, against the frozen network under its best pooling, on three domains.
+
+    Run it again to continue: what is done is skipped, a training that was cut off goes on.
+    """
+    from finesight.io.parallel import available_cores
+    from finesight.paper.bench import run_defaults
+    from finesight.paper.defaults import DefaultsBench, Task
+    from finesight.training.config import RuntimeConfig
+
+    given = {"birds": data_birds, "cars": data_cars}
+    bench = DefaultsBench(
+        data={domain: str(folder) for domain, folder in given.items() if folder is not None},
+        weights=weights,
+        minutes=0 if quick else minutes,
+        results=results or (work / "results" if quick else Path("results/defaults")),
+        work=work,
+        threads=threads or max(1, available_cores() // jobs),
+        jobs=jobs,
+        runtime=RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=not quiet),
+        quick=quick,
+    )
+    if task:
+        bench.make_one(Task.parse(task))
+        return
+    run_defaults(
+        bench,
+        seeds=split_numbers(seeds) or (),
+        domains=split_names(domains),
+        show=show,
+        dry_run=dry_run,
+        json_output=as_json,
+        page=update,
     )
 
 
@@ -139,7 +198,8 @@ def _ablation(name: str) -> Callable[..., None]:
         profile: Annotated[
             str | None,
             typer.Option(
-                help="drawn, cpu-50, cpu-200 or paper (default: drawn for drawn birds, else cpu-50 with all classes)."
+                help="drawn, cpu-50, cpu-200, cpu-200-resnet18 or paper "
+                "(default: drawn for drawn birds, else cpu-50 with all classes)."
             ),
         ] = None,
         weights: Annotated[

@@ -5,9 +5,11 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import torch
 
 from finesight import api
@@ -21,12 +23,15 @@ from finesight.paper.cost import Cost, Work, check_fits, estimate, total_cost
 from finesight.paper.datasets import CUB, PaperDataset, open_dataset
 from finesight.paper.experiment import Experiment, Plan, Run, Write, branch_is_detached
 from finesight.paper.machine import Meter, Usage
-from finesight.paper.rows import BIRD_ROWS, TRAININGS, Row, Training
+from finesight.paper.rows import BIRD_ROWS, TRAININGS, WITH_RATIONALE, Row, Training
 from finesight.paper.runs import embedding_health, is_finished, training_usage
 from finesight.paper.selection import is_frozen
+from finesight.training.color_rule import MILD, ColorChoice, choose_colors
 from finesight.training.config import TrainConfig
+from finesight.training.folder import look_at
 from finesight.training.run_folder import RunFolder
-from finesight.training.train import hold_out
+from finesight.training.save_encoder import frozen_encoder
+from finesight.training.train_images import hold_out
 
 FROZEN_SEED = 0  # the only seed of a training that nothing is trained for
 ALIKE = {row.training for row in BIRD_ROWS.values()}  # trainings that cost what LCR does
@@ -49,8 +54,29 @@ class Benchmark(Experiment):
 
     def config(self, training: str, seed: int) -> TrainConfig:
         """Return the configuration of a training; a frozen training sees the images as MoCo v2 does."""
-        entry = Training("moco-v2") if is_frozen(training) else self.trainings.get(training) or Training(training)
-        return self.profile.config(entry, data=self.data, seed=seed, given={"backbone.weights": self.weights})
+        colors = {} if self.colors is None else self.colors.settings
+        return self._config(training, seed, {"backbone.weights": self.weights, **colors})
+
+    def _config(self, training: str, seed: int, given: Mapping[str, Any]) -> TrainConfig:
+        known = self.trainings.get(training) or TRAININGS.get(training) or Training(training)
+        entry = Training("moco-v2") if is_frozen(training) else known
+        return self.profile.config(entry, data=self.data, seed=seed, given=given)
+
+    @cached_property
+    def colors(self) -> ColorChoice | None:
+        """How strongly views change the colors: by the rule of ``finesight train``, which looks at train images alone.
+
+        None: as the profile says. The profiles for a CPU have what was chosen for CUB.
+        """
+        if self.dataset.kind == CUB.kind or not MILD.keys() <= self.profile.settings.keys():
+            return None
+        config = self._config("moco-v2", 0, {"backbone.weights": self.weights})
+        folder, side = look_at(config, config.views.resolution, self.runtime), config.views.resolution
+        assert folder is not None
+        assert folder.cache is not None
+        found = choose_colors(frozen_encoder(config), folder.cache, np.arange(len(folder.cache)), side)
+        console.print(f"{self.dataset.name}: {found.reason}")
+        return found
 
     def settings(self, training: str) -> dict[str, Any]:
         known = super().settings(training) | {"data": self.dataset.folder}
@@ -62,12 +88,15 @@ class Benchmark(Experiment):
     def run(self, training: str, seed: int) -> Run | None:
         """Return the run that gives the network of a training.
 
-        Where nothing of LCR's branch reaches the encoder, that encoder is MoCo v2's to the last bit: one training
-        gives both. A frozen training is scored once, as seed 0.
+        Where nothing of the rationale's branch reaches the encoder, that encoder is the objective's to the last bit:
+        one training gives both. A frozen training is scored once, as seed 0.
         """
         if is_frozen(training) and seed != FROZEN_SEED:
             return None
-        return Run("lcr" if training == "moco-v2" and self._lcr_trains_moco() else training, seed)
+        if self.config(training, seed).saliency.source == "boxes" and self.source().boxes is None:
+            return None  # an upper bound that these images have no annotations for
+        more = WITH_RATIONALE.get(training)
+        return Run(training if more is None or not self._trains_both(more, training) else more, seed)
 
     def folder(self, run: Run) -> RunFolder:
         return RunFolder(self.runs / self.profile.name / f"{run.training}-seed{run.seed}")
@@ -125,25 +154,38 @@ class Benchmark(Experiment):
         )
 
     def estimate(self, plan: Plan) -> Cost:
-        """Measure small steps of the real networks, print what ``plan`` will take, and refuse what cannot fit."""
+        """Measure small steps of the real networks, print what ``plan`` will take, and refuse what cannot fit.
+
+        Runs that cost alike are one line, the cheapest first; ``plan`` is put into that order, seed by seed.
+        """
         source, costs = self.limited_source(), {}
-        parts: dict[str, Plan] = {}  # runs that cost alike
+        parts: dict[str, Plan] = {}
         for run, names in plan.items():
-            parts.setdefault("lcr" if run.training in ALIKE else run.training, {})[run] = names
+            parts.setdefault(_alike(run), {})[run] = names
         for training, part in parts.items():
             costs[training] = estimate(self.config(training, 0), source, self.work(part), self.runtime.devices)
-            if len(parts) > 1:
-                console.print(f"{training}: {costs[training].words()}")
+        of_a_run = {  # what has nothing to train comes first, however the clock ran
+            training: (costs[training].work.trainings > 0, costs[training].seconds / len(part))
+            for training, part in parts.items()
+        }
+        for training in sorted(parts, key=of_a_run.__getitem__) if len(parts) > 1 else ():
+            rows = dict.fromkeys(name for own in parts[training].values() for name in own)
+            console.print(f"{training} ({', '.join(rows)}): {costs[training].words()}")
+        ordered = sorted(plan.items(), key=lambda item: (item[0].seed, of_a_run[_alike(item[0])]))
+        plan.clear()
+        plan.update(ordered)
         cost = total_cost(list(costs.values()))
         console.print(cost.words())
         check_fits(cost, self.runs, self.runtime)
         return cost
 
-    def _lcr_trains_moco(self) -> bool:
-        lcr, moco = self.config("lcr", 0), self.config("moco-v2", 0)
-        if lcr.rationale is None or lcr.model_copy(update={"method": moco.method, "rationale": None}) != moco:
+    def _trains_both(self, more: str, training: str) -> bool:
+        """Tell whether the training with the rationale gives the encoder of that without."""
+        with_branch, without = self.config(more, 0), self.config(training, 0)
+        alike = with_branch.model_copy(update={"method": without.method, "rationale": None}) == without
+        if with_branch.rationale is None or not alike:
             return False
-        return branch_is_detached(lcr) and lcr.rationale.lam == 1
+        return branch_is_detached(with_branch) and with_branch.rationale.lam == 1
 
     def _probed(self, names: Sequence[str]) -> list[str]:
         """Return the poolings to fit linear probes to; rows that share a pooling share its probes."""
@@ -168,6 +210,8 @@ class Benchmark(Experiment):
             "linear": scores.get("linear"),
             "localization": scores.get("localization"),
             "images": images,
+            "image_side": evaluation.cache.short_side,
+            "colors": None if self.colors is None else self.colors.describe(),
             "health": None if is_frozen(row.training) else embedding_health(self.folder(run)),
             "command": self._command(name, run.seed),
         }
@@ -177,6 +221,11 @@ class Benchmark(Experiment):
         words = ["finesight", "bench", self.command, "--profile", self.profile.name, "--methods", name]
         places = ["--data", self.data.absolute().name, "--weights", Path(self.weights).name]
         return shlex.join([*words, "--seeds", str(seed), *places])
+
+
+def _alike(run: Run) -> str:
+    """Return the training that stands for all that cost what this one does; frozen ones train nothing."""
+    return run.training if is_frozen(run.training) or run.training not in ALIKE else "lcr"
 
 
 def _queue(config: TrainConfig, images: int) -> int | None:

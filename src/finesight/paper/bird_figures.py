@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from finesight.data.cache import DecodedCache, cache_side, open_cache
+from finesight.data.cache import DecodedCache, open_cache
 from finesight.explain.inputs import spaced_over_classes
 from finesight.explain.objective_cam import loss_gradcam
 from finesight.features.encoder import Encoder, pixels
@@ -66,7 +66,7 @@ def _few_birds(bench: Benchmark, encoder: Encoder) -> DecodedCache:
     assert source.labels is not None
     return open_cache(
         source.select(spaced_over_classes(source.labels, BIRDS)),
-        cache_side(encoder.config.resolution),
+        encoder.config.framing.scale,
         cache_dir=bench.runtime.cache_dir,
         workers=bench.runtime.workers,
         progress=False,

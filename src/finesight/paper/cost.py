@@ -19,8 +19,9 @@ from torch import Tensor
 from finesight.data.cache import cache_side, default_cache_dir
 from finesight.data.sources import ImageSource
 from finesight.errors import FineSightError
-from finesight.evaluation import linear
+from finesight.evaluation import linear, probe_fits, softmax
 from finesight.evaluation.fractions import nested_fractions
+from finesight.features.encoder import BATCH, BATCH_PIXELS
 from finesight.features.wide import WIDE
 from finesight.nn.poolings import find_pooling
 from finesight.paper.hooks.objects import ObjectData, is_due
@@ -37,7 +38,7 @@ CACHED_SHAPE = 4 / 3  # width by height of a usual photo
 CHECKPOINTS = 3  # at most on disk at once: two kept, one being written
 JOINED = 1.5  # a network's features while they are put together, over what they take in the end
 FRACTIONS = (100, 50, 20)  # percent of the labels that probes are fitted with
-GRAM_NUMBER = 20  # bytes a pair of images takes: inner product and factor in float64, coordinates in float32
+GRAM_NUMBER = 8  # bytes a pair of images takes: the inner product, and once more for those outside a fold
 BLOCKS = 0.5e9  # bytes of wide features that are compared in float64 at a time
 
 Timer = Callable[[Callable[[], object]], float]
@@ -114,13 +115,13 @@ def estimate(
     (few_seconds, _), (seconds, saved) = small_step(module, FEW, timer), small_step(module, PROBE, timer)
     an_image = max(0.0, seconds - few_seconds) / (PROBE - FEW)
     fixed = max(0.0, seconds - PROBE * an_image)
-    steps = train // config.batch_size * config.epochs
+    steps = config.count_steps(train // config.batch_size)
     weights = sum(value.nbytes for value in module.state_dict().values())
     learned = sum(p.nbytes for p in module.parameters() if p.requires_grad)
     width = feature_width(config, module.objective.backbone.channels)
     held = config.batch_size / (devices if torch.cuda.is_available() else 1)  # processes share the CPU's memory
     learning = 2 * learned + held * saved / PROBE if work.trainings else 0.0
-    sides = {cache_side(config.views.resolution), cache_side(config.encoder_resolution)}
+    sides = {cache_side(config.views.resolution), config.encoder_framing.scale.side}
     looking = _looks(config) * train * _forward(module, config.views.resolution, timer)
     comparing = (images - train) ** 2 * width * _product_seconds(timer) if width > WIDE else 0.0
     return Cost(
@@ -151,7 +152,7 @@ def features_memory(width: int, images: int, train: int, rows: int) -> float:
     """Return the bytes of all rows of a run. Wide features are kept in 16 bits, not copied, and compared by image."""
     if width <= WIDE:
         return JOINED * rows * images * width * 4
-    compared = train if _spans(train, width) else 0
+    compared = train if probe_fits.fits_products(train, width) else 0
     return rows * images * width * 2 + GRAM_NUMBER * compared**2 + BLOCKS
 
 
@@ -191,33 +192,33 @@ def saved_bytes(module: torch.nn.Module, forward: Callable[[], Tensor]) -> tuple
 
 @torch.no_grad()
 def _forward(module: TrainingModule, resolution: int, timer: Timer) -> float:
-    """Return the seconds to embed one image, as the encoder does it on a CPU: one at a time."""
-    backbone = module.objective.backbone.eval()
-    image = torch.zeros(1, 3, resolution, resolution, device=_device())
-    backbone(image)
-    return min(timer(lambda: backbone(image)) for _ in range(3))
+    """Return the seconds to embed one image, as the encoder does it on a CPU: some at a time, with norms folded."""
+    backbone, count = module.objective.backbone.eval(), max(1, min(BATCH, BATCH_PIXELS // resolution**2))
+    images = torch.zeros(count, 3, resolution, resolution, device=_device())
+    backbone(images, folded=True)
+    return min(timer(lambda: backbone(images, folded=True)) for _ in range(2)) / count
 
 
 def probe_seconds(width: int, labels: NDArray[np.int64], timer: Timer) -> float:
-    """Return the seconds of a row's linear probes; of few images, they are fitted in as many dimensions as images."""
-    classes, total = len(np.unique(labels)), 0.0
-    rates = linear.LEARNING_RATES
+    """Return the seconds of a row's linear probes; a step on n images' products costs as much as n / 2 dimensions."""
+    classes, rates, total = len(np.unique(labels)), linear.LEARNING_RATES, 0.0
+
+    def seconds(dimensions: int) -> float:
+        """Of a step of one rate."""
+        x, y = torch.randn(softmax.BATCH, dimensions), torch.arange(softmax.BATCH) % classes
+        softmax.fit(x, y, classes, rates, 1, 0)
+        return timer(partial(softmax.fit, x, y, classes, rates, PROBE, 0)) / PROBE / len(rates)
+
     for percent in FRACTIONS:
         images = len(nested_fractions(labels, [percent / 100])[percent / 100])
-        spans = _spans(images, width)
-        x, y = torch.randn(linear.BATCH, images if spans else width), torch.arange(linear.BATCH) % classes
-        linear.fit(x, y, classes, rates, 1, 0)
-        steps = partial(linear.fit, x, y, classes, rates, PROBE, 0)
-        total += linear.steps_of_one_rate(labels, (percent,)) * timer(steps) / PROBE / len(rates)
-        if spans:
-            gram, factor, lift = images**2 * width / 2, images**3 / 6, 2 * classes * images * width
-            total += (gram + factor + lift) * _product_seconds(timer)
+        last = softmax.batch_count(images) * max(linear.EPOCHS)
+        choosing = linear.steps_of_one_rate(labels, (percent,)) - last
+        compared, own = images // 2, min(width, 2 * probe_fits.ROUGH)
+        total += choosing * seconds(compared if probe_fits.chooses_by_products(images, width) else own)
+        total += last * seconds(compared if probe_fits.fits_products(images, width) else width)
+        if probe_fits.fits_products(images, width):
+            total += (images**2 + classes * images) * width * _product_seconds(timer)
     return total
-
-
-def _spans(images: int, width: int) -> bool:
-    """Tell whether ``linear_probe`` compares the images with each other first."""
-    return images <= min(linear.ROW_SPACE_IMAGES, width // 2)
 
 
 def _product_seconds(timer: Timer) -> float:

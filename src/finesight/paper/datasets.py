@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from finesight.data.layouts.layout import LAYOUTS, official_counts
+from finesight.data.layouts.layout import LAYOUTS, OfficialCounts, official_counts
 from finesight.data.named_path import split_named_path
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
@@ -27,10 +27,13 @@ class PaperDataset:
         return LAYOUTS[self.kind].trees[0].folder
 
     @property
+    def official(self) -> OfficialCounts:
+        """The number of images and classes, as published."""
+        return official_counts(self.kind) or OfficialCounts(0, 0, 0)
+
+    @property
     def classes(self) -> int:
-        """The number of classes, as published."""
-        counts = official_counts(self.kind)
-        return 0 if counts is None else counts.classes
+        return self.official.classes
 
 
 CUB = PaperDataset("cub", "CUB", "CUB-200-2011", "birds")

@@ -10,6 +10,8 @@ from finesight.io.console import format_count
 from finesight.paper.datasets import PaperDataset
 from finesight.paper.selection import find_row, is_frozen
 from finesight.paper.store import require_same_settings
+from finesight.training.color_rule import STRONG
+from finesight.training.renamed import current_settings
 
 PAPER: dict[str, tuple[str, tuple[Any, ...]]] = {  # fact -> its label, and the paper's values (two batch sizes)
     "resolution": ("resolution", (224,)),
@@ -20,7 +22,9 @@ PAPER: dict[str, tuple[str, tuple[Any, ...]]] = {  # fact -> its label, and the 
     "frozen_stages": ("frozen stages", (0,)),
     "frozen_norm": ("frozen batch norms", (False,)),
     "initial_share": ("initial weights mixed in", (0.0,)),
+    "hue": ("color changes", (STRONG["views.hue"], None)),
 }
+PAPER_SIDE = 224  # pixels
 COMMIT = 7  # digits shown
 COLLECTED = ("seeds", "commits", "dates", "machines")  # of all rows that share a footnote
 
@@ -35,7 +39,10 @@ class Footnote:
     of_classes: int  # as published
     train_images: int
     test_images: int
+    of_images: tuple[int, int] | None  # train and test as published; None: they are these, or of some classes only
+    image_side: int | None  # the files' short side, where it is smaller than the paper's views
     weights: str
+    divided: bool | None  # in the variant ``paper``: whether features are divided by ΣA', as before Eq. 9 was a sum
     facts: Mapping[str, Any]  # of the training; where nothing is trained, the test resolution
     seeds: tuple[int, ...]
     commits: tuple[str, ...]
@@ -62,6 +69,8 @@ class Footnote:
         """Name what is not as in the paper."""
         labels = [PAPER[key][0] for key, value in self.facts.items() if value not in PAPER[key][1]]
         labels += ["ImageNet weights"] if self.weights != "imagenet" else []
+        labels += ["number of images"] if self.of_images else []
+        labels += ["size of the images"] if self.image_side else []
         return labels + (["classes"] if self.classes != self.of_classes else [])
 
     def as_json(self) -> dict[str, Any]:
@@ -73,10 +82,17 @@ class Footnote:
         facts = self.facts
         seeds = f"seed{'s' if len(self.seeds) > 1 else ''} {', '.join(map(str, self.seeds))}"
         share = f"all {self.classes}" if self.classes == self.of_classes else f"{self.classes} of {self.of_classes}"
+        train, test = f"{self.train_images:,}", f"{self.test_images:,}"
+        if self.of_images:
+            train, test = (f"{own} of {all_:,}" for own, all_ in zip((train, test), self.of_images, strict=True))
+        side = f", short side {self.image_side} px" if self.image_side else ""
         parts = [
-            f"profile {self.profile}, {share} classes ({self.train_images:,} train, {self.test_images:,} test images)",
+            f"profile {self.profile}, {share} classes ({train} train, {test} test images{side})",
             _training(facts) if self.trained else f"nothing trained, tested at {facts['test_resolution']} px",
             f"weights {self.weights}",
+            "linear probes of features that are divided by the mask's sum, which Eq. 9 does not do"
+            if self.divided
+            else "",
             seeds if self.trained else "no seed",
             f"commit {', '.join(text[:COMMIT] + text[40:] for text in self.commits)}" if self.commits else "",
             " to ".join(dict.fromkeys([*self.dates[:1], *self.dates[-1:]])),
@@ -103,20 +119,34 @@ def _footnote(dataset: PaperDataset, name: str, result: Mapping[str, Any]) -> Fo
     trained = not is_frozen(find_row(name).training)
     known = result["profile"]
     names = PAPER if trained else ("test_resolution",)
+    known = {**known, "hue": result["settings"].get("views.hue")}
+    own, official = (result["images"]["train"], result["images"]["test"]), dataset.official
+    whole = result["classes"] != dataset.classes or own == (official.train, official.test)
+    side = result.get("image_side")  # of results of earlier versions it is not known
     return Footnote(
         profile=known["name"],
         trained=trained,
         classes=result["classes"],
         of_classes=dataset.classes,
-        train_images=result["images"]["train"],
-        test_images=result["images"]["test"],
+        train_images=own[0],
+        test_images=own[1],
+        of_images=None if whole else (official.train, official.test),
+        image_side=side if side is not None and side < PAPER_SIDE else None,
         weights=result["settings"]["backbone.weights"],
+        divided=_divides(result["settings"]),
         facts={name: known[name] for name in names},
         seeds=(result["seed"],),
         commits=tuple(filter(None, [result["commit"]])),
         dates=tuple(filter(None, [result.get("date")])),
         machines=tuple(filter(None, [result.get("machine")])),
     )
+
+
+def _divides(settings: Mapping[str, Any]) -> bool | None:
+    """Return whether a result of the variant ``paper`` is from before its Eq. 9 was a sum; None for other variants."""
+    if current_settings(settings)[0].get("rationale.variant") != "paper":
+        return None
+    return settings.get("rationale.mask_total") != "sum"
 
 
 def _training(facts: Mapping[str, Any]) -> str:
@@ -128,5 +158,8 @@ def _training(facts: Mapping[str, Any]) -> str:
         f"{facts['frozen_stages']} stages frozen" if facts["frozen_stages"] else "nothing frozen",
         "batch norms frozen" if facts["frozen_norm"] else "",
         f"{facts['initial_share']:g} of the initial weights in the encoder" if facts["initial_share"] else "",
+        ""
+        if facts["hue"] is None
+        else f"colors changed {'mildly' if facts['hue'] < STRONG['views.hue'] else 'strongly'}",
     ]
     return ", ".join(part for part in parts if part)

@@ -10,9 +10,10 @@ from pydantic import BaseModel, ConfigDict
 
 from finesight.errors import FineSightError
 from finesight.methods.base import find_method
-from finesight.methods.moco import MoCo
 from finesight.paper.rows import BIRD_ROWS, Row, Training
+from finesight.training.color_rule import MILD
 from finesight.training.config import TrainConfig, build_config
+from finesight.training.gentle import BATCH, GENTLE, settings_for, tame_lars
 from finesight.training.renamed import current_settings
 
 
@@ -36,9 +37,12 @@ class Profile(BaseModel):
         own = {**(given or {}), **training.settings}
         method = training.method or own.get("method", "lcr")
         entry = find_method(method)
-        ours = entry.rationale and current_settings(own)[0].get("rationale.variant", "finesight") == "finesight"
+        variant = current_settings(own)[0].get("rationale.variant", "finesight" if entry.rationale else None)
+        ours = variant == "finesight"
         rationale = {key: value for key, value in self.rationale.items() if ours and key not in entry.settings}
         values = {**settings_for(self.settings, method), **rationale, "limit_classes": self.classes, **own}
+        if training.gentle and (objective := entry.find_objective()) is not None:
+            values |= {key: choice.value for key, choice in tame_lars(objective, values, values["batch_size"]).items()}
         return build_config({**values, "data": str(data), "method": method, "seed": seed})
 
     def probes(self, name: str, row: Row) -> bool:
@@ -65,44 +69,24 @@ class Profile(BaseModel):
         }
 
 
-def settings_for(settings: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return those of a profile's ``settings``, which are written for MoCo v2, that another method takes.
-
-    Data, views, epochs, batch size and what is frozen are the same for all. Of the objective's own settings a method
-    takes those it has (a queue, an EMA momentum). Its authors' optimizer stays, learning rate included, where they
-    have another one. Nobody tunes this rule.
-    """
-    kind, fields = find_method(method).find_objective(), TrainConfig.model_fields
-    if kind is None or kind is MoCo:
-        return dict(settings)
-    batch, epochs = (settings.get(name, fields[name].default) for name in ("batch_size", "epochs"))
-    theirs = {key for key in kind.defaults(batch, epochs) if key.startswith("optim.")}
-    foreign = {
-        key
-        for key in settings
-        if key.startswith("objective.") and key.removeprefix("objective.") not in kind.Config.model_fields
-    }
-    return {key: value for key, value in settings.items() if key not in theirs | foreign}
-
-
-# Chosen on a validation part of CUB's train images (docs/results.md), never on test.
 _CPU: dict[str, Any] = {
-    "views.resolution": 128,
-    "views.saturation": 0.1,  # a bird's colors tell its species: a network that learns to overlook them
-    "views.hue": 0.02,  # loses more than it gains
-    "views.gray": 0.0,
-    "test_resolution": 224,
-    "backbone.freeze": 3,  # stem, layer1 and layer2
-    "backbone.frozen_norm": True,
+    **GENTLE,
+    **MILD,
     "epochs": 4,
-    "batch_size": 32,
-    "objective.momentum": 0.99,
-    "optim.lr": 0.03,
-    "optim.backbone_lr_ratio": 0.3,
+    "batch_size": BATCH,
     "optim.freeze_epochs": 1,
-    "initial_weight_ratio": 0.5,
     "validation.fraction": 0.0,
 }
+
+_CPU_200 = Profile(
+    name="cpu-200",
+    words="all 200 classes, for a CPU",
+    settings=_CPU | {"epochs": 2, "optim.freeze_epochs": 0.5, "optim.cosine": "step"},  # four times the steps an epoch
+    probed=(
+        *("frozen", "frozen-energy", "frozen-gem", "frozen-energy-gem"),
+        *("moco-v2", "moco-v2-energy-gem", "lcr-multitask", "lcr", "lcr-paper"),
+    ),
+)
 
 PROFILES: dict[str, Profile] = {
     "cpu-50": Profile(
@@ -111,15 +95,13 @@ PROFILES: dict[str, Profile] = {
         classes=50,
         settings=_CPU | {"objective.queue": 750},  # half the images, as everywhere
     ),
-    "cpu-200": Profile(
-        name="cpu-200",
-        words="all 200 classes, for a CPU",
-        settings=_CPU
-        | {"epochs": 2, "optim.freeze_epochs": 0.5, "optim.cosine": "step"},  # four times the steps an epoch
-        probed=(
-            *("frozen", "frozen-energy", "frozen-gem", "frozen-energy-gem"),
-            *("moco-v2", "moco-v2-energy-gem", "lcr-multitask", "lcr", "lcr-paper"),
-        ),
+    "cpu-200": _CPU_200,
+    "cpu-200-resnet18": _CPU_200.model_copy(
+        update={
+            "name": "cpu-200-resnet18",
+            "words": "the same with a ResNet-18, so that nothing rests on one network",
+            "settings": {**_CPU_200.settings, "backbone.name": "resnet18"},
+        }
     ),
     "paper": Profile(
         name="paper",

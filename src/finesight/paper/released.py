@@ -30,11 +30,12 @@ from torch import Tensor, nn
 from finesight.data.decode import os_reason
 from finesight.data.views import ViewConfig, ViewParams, apply_views, sample_params
 from finesight.errors import FineSightError, Interrupted
-from finesight.evaluation.linear import ProbeResult, class_index, class_places, divide_rows, predict
+from finesight.evaluation.linear import ProbeResult, class_index, divide_rows
 from finesight.evaluation.metrics import classifier_values
+from finesight.evaluation.probe_fits import class_places
 from finesight.evaluation.protocols import ProbeTask
+from finesight.evaluation.softmax import Rows, predict
 from finesight.features.encoder import Encoder
-from finesight.features.row_space import Rows
 from finesight.features.wide import row_lengths
 from finesight.io.console import console
 from finesight.io.lock import locked

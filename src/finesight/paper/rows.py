@@ -1,4 +1,4 @@
-"""The trainings and rows of ``finesight bench birds``. Nothing heavy is imported: the command line reads this."""
+"""The trainings and rows of birds and tables. Nothing heavy is imported: the command line reads this."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ class Training:
 
     method: str | None = None  # None: LCR, or the method the user sets
     settings: Mapping[str, Any] = field(default_factory=dict)
+    gentle: bool = False  # LARS spares the pretrained network, as ``finesight train`` has it
 
 
 @dataclass(frozen=True)
@@ -31,11 +32,30 @@ class Row:
 PROJECTIONS = (1, 2, 4, 8, 16, 64, 128, 256)  # the K curve beside LCR's own 32
 UNTRAINED = "untrained"
 
+OBJECTIVES = {  # beside MoCo v2, of the paper's Table 2
+    **{"supervised": "supervised", "dino": "DINO", "simclr": "SimCLR", "byol": "BYOL", "simsiam": "SimSiam"},
+    **{"barlow-twins": "Barlow Twins", "vicreg": "VICReg"},
+}
+BY_LARS = ("simclr", "byol", "vicreg")  # at their authors' rates, which Barlow Twins lowers itself for biases and norms
+_RATIONALE: dict[str, Any] = {"rationale.variant": "finesight"}
+OWN = {"byol-lcr": "byol", "simsiam-lcr": "simsiam"}  # of which --methods may ask for GradCAM of each image's own loss
+
 TRAININGS: dict[str, Training] = {  # every other training is the method of its name
     "lcr": Training("lcr", {"rationale.study": PROJECTIONS}),
     "lcr-paper": Training("lcr", {"rationale.variant": "paper"}),
     # The row ``lcr-multitask`` is LCR's network averaged; in the method of that name the branch trains the encoder too.
     "multitask": Training("lcr-multitask"),
+    **{f"{name}-lcr": Training(name, _RATIONALE) for name in OBJECTIVES if name != "byol"},  # byol-lcr is a method
+    **{f"{name}-gentle": Training(name, gentle=True) for name in BY_LARS},
+    **{f"{name}-gentle-lcr": Training(name, _RATIONALE, gentle=True) for name in BY_LARS},
+    **{f"{name}-own": Training(method, {**_RATIONALE, "rationale.gradient": "own"}) for name, method in OWN.items()},
+    **{f"{name}-boxes": Training(name, {"saliency.source": "boxes"}) for name in ("dilo", "cvsa")},
+}
+# A training, and the same with the rationale: where nothing of the branch reaches the encoder, one gives both.
+WITH_RATIONALE: dict[str, str] = {
+    "moco-v2": "lcr",
+    **{name: f"{name}-lcr" for name in OBJECTIVES},
+    **{f"{name}-gentle": f"{name}-gentle-lcr" for name in BY_LARS},
 }
 
 
@@ -63,5 +83,34 @@ BIRD_ROWS: dict[str, Row] = {
     "lcr-mask": Row("lcr", "rationale", "LCR, mask alone without GeM"),
     "lcr": Row("lcr", "rationale-gem", "LCR", paper="Ours"),
     **{f"lcr-k{k}": Row("lcr", _branch_gem(str(k)), f"LCR, K = {k}", probe=False) for k in PROJECTIONS},
-    "lcr-paper": Row("lcr-paper", "rationale", "LCR as the paper's text reads", paper="Ours"),
+    "lcr-paper": Row("lcr-paper", "rationale-sum", "LCR as the paper's text reads", paper="Ours"),
 }
+
+
+def _of_objective(name: str, label: str) -> dict[str, Row]:
+    """Return an objective's rows beside that of its average: two poolings that learn nothing, and the rationale."""
+    rows = {
+        f"{name}-gem": Row(name, "gem", f"{label}, GeM"),
+        f"{name}-energy-gem": Row(name, "energy-gem", f"{label}, energy mask in GeM"),
+    }
+    if name != "byol":  # byol-lcr is a method, and so a row
+        rows[f"{name}-lcr"] = Row(WITH_RATIONALE[name], "rationale-gem", f"{label} with the rationale")
+    return rows
+
+
+def _gentle(name: str) -> dict[str, Row]:
+    """Return all rows of an objective whose optimizer spares the pretrained network."""
+    gentle, label = f"{name}-gentle", f"{OBJECTIVES[name]}, gentle optimizer"
+    return {gentle: Row(gentle, "average", f"{label}, average"), **_of_objective(gentle, label)}
+
+
+# Rows of the tables that the paper does not have, by the row they follow.
+MORE_ROWS: dict[str, dict[str, Row]] = {
+    "moco-v2": {name: BIRD_ROWS[name] for name in ("moco-v2-gem", "moco-v2-energy-gem")},
+    **{name: _of_objective(name, label) for name, label in OBJECTIVES.items()},
+    **{name: _of_objective(name, OBJECTIVES[name]) | _gentle(name) for name in BY_LARS},
+    "dilo": {"dilo-boxes": Row("dilo-boxes", "average", "DiLo, objects from the annotated boxes")},
+    "cvsa": {"cvsa-boxes": Row("cvsa-boxes", "average", "CVSA, objects from the annotated boxes")},
+}
+_OWN = {f"{name}-own": Row(f"{name}-own", "rationale-gem", f"{name}, GradCAM of own losses") for name in OWN}
+TABLE_ROWS: dict[str, Row] = {name: row for rows in (*MORE_ROWS.values(), _OWN) for name, row in rows.items()}

@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 import json
-import signal
-import subprocess
-import sys
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from finesight.data.named_path import split_named_path
-from finesight.errors import FineSightError, Interrupted
+from finesight.errors import Interrupted
 from finesight.features.encoder import Encoder
 from finesight.io.atomic import write_atomic
 from finesight.paper.machine import Meter, Usage
+from finesight.paper.processes import run_commands
 from finesight.paper.rows import UNTRAINED
 from finesight.report.train import train_and_report
 from finesight.training.config import RuntimeConfig, TrainConfig, flat, write_yaml
@@ -40,7 +36,7 @@ def comparable_settings(config: TrainConfig) -> dict[str, Any]:
 
 
 def is_finished(run: RunFolder) -> bool:
-    return (run.encoder / "encoder.json").exists()
+    return run.is_finished
 
 
 def is_begun(run: RunFolder) -> bool:
@@ -66,6 +62,14 @@ def training_usage(run: RunFolder) -> Usage | None:
     """Return what all starts of a training took but those that were killed; None if it was not measured."""
     file = _usage_file(run)
     return Usage(**json.loads(file.read_text())) if file.exists() else None
+
+
+def record_usage(run: RunFolder, usage: Usage) -> None:
+    """Add what a start of a training took to its record."""
+    if run.config_file.exists():  # a folder with our record alone would be no run's
+        before = training_usage(run) or Usage()
+        total = Usage(before.seconds + usage.seconds, max(before.peak_memory_mb, usage.peak_memory_mb))
+        write_atomic(_usage_file(run), (json.dumps(vars(total)) + "\n").encode())
 
 
 def epoch_means(run: RunFolder) -> dict[str, list[tuple[int, float]]]:
@@ -99,10 +103,7 @@ def _train(run: RunFolder, config: TrainConfig, runtime: RuntimeConfig, *, repor
         _train_on_devices(run, config, runtime, report=report)
     except Interrupted as stop:
         stopped = stop
-    if run.config_file.exists():  # a folder with our record alone would be no run's
-        before, usage = training_usage(run) or Usage(), meter.usage()
-        total = Usage(before.seconds + usage.seconds, max(before.peak_memory_mb, usage.peak_memory_mb))
-        write_atomic(_usage_file(run), (json.dumps(vars(total)) + "\n").encode())
+    record_usage(run, meter.usage())
     if stopped is not None:
         raise stopped
 
@@ -118,31 +119,13 @@ def _train_on_devices(run: RunFolder, config: TrainConfig, runtime: RuntimeConfi
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "config.yaml"
         write_yaml(config, file)
-        child = subprocess.Popen(_command(run, file, runtime), start_new_session=True)
-        with _signals_to(child):
-            code = child.wait()
-    if code in (128 + signal.SIGINT, 128 + signal.SIGTERM):
-        raise Interrupted(code - 128, "The bench has stopped with it.")
-    if code:
-        raise FineSightError(f"Training into {run.root} has failed; its message is above.")
+        run_commands([_command(run, file, runtime)], f"Training into {run.root} has failed; its message is above.")
 
 
 def _command(run: RunFolder, config: Path, runtime: RuntimeConfig) -> list[str]:
-    words = ["--config", str(config), "--out", str(run.root), "--devices", str(runtime.devices)]
+    words = ["--preset", "paper", "--config", str(config), "--out", str(run.root), "--devices", str(runtime.devices)]
     if runtime.cache_dir is not None:
         words += ["--cache-dir", str(runtime.cache_dir)]
     if runtime.workers is not None:
         words += ["--workers", str(runtime.workers)]
-    return [sys.executable, "-m", "finesight", "train", *words, *([] if runtime.progress else ["--quiet"])]
-
-
-@contextmanager
-def _signals_to(child: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass a signal to stop on to ``child``, once: a terminal would send it to both, and two mean "at once"."""
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, lambda received, _: child.send_signal(received)) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
+    return ["train", *words, *([] if runtime.progress else ["--quiet"])]

@@ -6,16 +6,18 @@ from collections.abc import Sequence
 
 from finesight.errors import unknown
 from finesight.methods.base import METHODS
-from finesight.paper.rows import BIRD_ROWS, TRAININGS, Row
+from finesight.paper.rows import BIRD_ROWS, TABLE_ROWS, TRAININGS, Row
+
+KNOWN = {**BIRD_ROWS, **TABLE_ROWS}
 
 
 def find_row(name: str) -> Row:
-    """Return a row of the birds or of a registered method by its own pooling; raise a ``FineSightError`` if neither."""
-    if name in BIRD_ROWS:
-        return BIRD_ROWS[name]
+    """Return a row of birds or tables, or of a method by its own pooling; a ``FineSightError`` if there is none."""
+    if name in KNOWN:
+        return KNOWN[name]
     method = METHODS.get(_method(name))
     if method is None:
-        raise unknown("method", name, [*BIRD_ROWS, *METHODS])
+        raise unknown("method", name, [*KNOWN, *METHODS])
     return Row(name, method.pooling or ("rationale-gem" if method.rationale else "average"), method.about, method.paper)
 
 

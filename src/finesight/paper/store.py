@@ -46,14 +46,7 @@ class ResultStore:
     def write(self, name: str, seed: int, result: Mapping[str, Any], queries: RetrievalScores | None = None) -> None:
         """Write the queries first: where there is a result, it is complete."""
         if queries is not None:
-            packed = io.BytesIO()
-            metrics = [(metric, queries.per_query[metric.key]) for metric in retrieval_metrics()]
-            arrays: dict[str, Any] = {
-                _array_name(metric): values if metric.binary else values.astype(np.float32)
-                for metric, values in metrics
-            }
-            np.savez_compressed(packed, **arrays)
-            write_atomic(self.queries(name, seed), packed.getvalue())
+            write_queries(self.queries(name, seed), queries)
         write_atomic(self.file(name, seed), (json.dumps(result, indent=2) + "\n").encode())
 
     def read(self) -> Results:
@@ -70,22 +63,37 @@ class ResultStore:
         return results
 
     def per_query(self, name: str, seed: int) -> dict[str, NDArray[np.float64]]:
-        """Return the values of every query by the key of a metric, in the order of the test images.
+        """Return the values of every query by the key of a metric, in the order of the test images."""
+        return read_queries(self.queries(name, seed), self.file(name, seed))
 
-        Metrics that the file was written without are left out, but rank-1, rank-5 and mAP must be there.
-        """
-        file = self.queries(name, seed)
-        try:
-            with np.load(file) as arrays:
-                names = {metric.key: _array_name(metric) for metric in retrieval_metrics()}
-                return {
-                    key: arrays[name].astype(np.float64)
-                    for key, name in names.items()
-                    if name in arrays or name in REQUIRED_ARRAYS
-                }
-        except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-            again = f"Delete {self.file(name, seed).name} to run it again."
-            raise FineSightError(f"The queries {file} cannot be read: {error}. {again}") from error
+
+def write_queries(file: Path, queries: RetrievalScores) -> None:
+    """Write what each query gave, compressed."""
+    packed = io.BytesIO()
+    metrics = [(metric, queries.per_query[metric.key]) for metric in retrieval_metrics()]
+    arrays: dict[str, Any] = {
+        _array_name(metric): values if metric.binary else values.astype(np.float32) for metric, values in metrics
+    }
+    np.savez_compressed(packed, **arrays)
+    write_atomic(file, packed.getvalue())
+
+
+def read_queries(file: Path, result: Path) -> dict[str, NDArray[np.float64]]:
+    """Return the values of every query by the key of a metric; ``result`` is the file to delete if they are damaged.
+
+    Metrics that the file was written without are left out, but rank-1, rank-5 and mAP must be there.
+    """
+    try:
+        with np.load(file) as arrays:
+            names = {metric.key: _array_name(metric) for metric in retrieval_metrics()}
+            return {
+                key: arrays[name].astype(np.float64)
+                for key, name in names.items()
+                if name in arrays or name in REQUIRED_ARRAYS
+            }
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        again = f"Delete {result.name} to run it again."
+        raise FineSightError(f"The queries {file} cannot be read: {error}. {again}") from error
 
 
 def _array_name(metric: RetrievalMetric) -> str:

@@ -13,6 +13,7 @@ from finesight.io.console import format_count
 from finesight.paper.datasets import DATASETS, PaperDataset
 from finesight.paper.footnotes import Footnote, make_footnote
 from finesight.paper.published import TABLE_1, TABLE_2, TABLE_3, look_up, paper_results
+from finesight.paper.rows import MORE_ROWS
 from finesight.paper.scores import mean_and_std
 from finesight.paper.selection import find_row
 from finesight.paper.store import Results
@@ -43,9 +44,20 @@ class PaperTable:
     name: str
     title: str
     label: str
+    more: bool  # whether controls of ours stand among them
     head: str  # what the parts of a cell are
     rows: dict[str, str]  # our row -> the paper's
     columns: tuple[Column, ...]
+
+    @property
+    def all_rows(self) -> dict[str, str]:
+        """Our rows, and behind each those that the paper does not have: the paper's name, or a label of ours."""
+        rows: dict[str, str] = {}
+        for name, paper in self.rows.items():
+            rows[name] = paper
+            if self.more:
+                rows |= {more: row.label for more, row in MORE_ROWS.get(name, {}).items() if more not in self.rows}
+        return rows
 
 
 def _linear(percent: str, top: str) -> Column:
@@ -65,6 +77,7 @@ OURS = {"lcr": "Ours", "lcr-paper": "Ours"}
 TABLES: dict[str, PaperTable] = {
     "table1": PaperTable(
         name="table1",
+        more=False,
         title="Table 1: linear classification by share of the labels, and retrieval",
         label=TABLE_1,
         head="the paper / ours",
@@ -76,7 +89,8 @@ TABLES: dict[str, PaperTable] = {
     ),
     "table2": PaperTable(
         name="table2",
-        title="Table 2: other frameworks, by linear classification, and what a training takes",
+        more=True,
+        title="Table 2: other frameworks, by linear classification and retrieval, and what a training takes",
         label=TABLE_2,
         head="the paper at batch 32 / at batch 128 / ours; the paper's hours and memory: 4 V100, on CUB",
         rows={
@@ -86,6 +100,8 @@ TABLES: dict[str, PaperTable] = {
         },
         columns=(
             Column("top1", "top-1", ("linear", "100", "top1"), {"": ("{}", "top1"), **_at_each_batch("{}", "top1")}),
+            Column("rank1", "rank-1", ("retrieval", "rank1"), {"": ("{}", "retrieval", "rank1")}),
+            Column("mAP", "mAP", ("retrieval", "mAP"), {"": ("{}", "retrieval", "mAP")}),
             Column("hours", "hours", ("seconds",), _at_each_batch("{}_time_hours"), unit=3600, shared=False),
             Column(
                 "memory",
@@ -99,6 +115,7 @@ TABLES: dict[str, PaperTable] = {
     ),
     "table3": PaperTable(
         name="table3",
+        more=True,
         title="Table 3: other ways to look at the object",
         label=TABLE_3,
         head="the paper / ours",
@@ -152,12 +169,13 @@ def table_cells(
     table: PaperTable, results: DatasetResults, names: Sequence[str] = (), seeds: Sequence[int] | None = None
 ) -> list[Cell]:
     """Return every row of the table, or those of ``names``, on every dataset by ``seeds``."""
-    rows = table.rows | {name: find_row(name).paper or name for name in names if name not in table.rows}
+    shown = table.all_rows
+    rows = shown | {name: find_row(name).paper or name for name in names if name not in shown}
     cells = []
     for kind, dataset in DATASETS.items():
         for name, row in rows.items():
-            if not names or name in names:
-                known = results.get(kind, {}).get(name, {})
+            known = results.get(kind, {}).get(name, {})
+            if name in names if names else known or name in table.rows:
                 chosen = [known[seed] for seed in sorted(known) if seeds is None or seed in seeds]
                 cell = Cell(
                     dataset=dataset,

@@ -3,6 +3,7 @@
 import base64
 import io
 import math
+import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
@@ -109,6 +110,21 @@ def build_report(path: Path, *, title: str, sections: Sequence[Section]) -> None
             f"The report could not be written to {path} ({error.strerror}): "
             "free space there, or choose a folder you may write to."
         ) from error
+
+
+def replace_section(path: Path, section: Section) -> bool:
+    """Put ``section`` in the place of the one with its title on a written page; return whether there is one."""
+    try:
+        page = path.read_text(encoding="utf-8")
+    except OSError:
+        return False
+    heading = re.escape(f"<h2>{escape(section.title)}</h2>")
+    found = re.search(rf'<section id="s(\d+)">\n{heading}.*?</section>', page, re.DOTALL)
+    if found is None:
+        return False
+    new = _section(int(found[1]), section)
+    write_atomic(path, (page[: found.start()] + new + page[found.end() :]).encode("utf-8", "backslashreplace"))
+    return True
 
 
 def _section(number: int, section: Section) -> str:

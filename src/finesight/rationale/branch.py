@@ -60,7 +60,8 @@ class FittingBranch(nn.Module):
 def branch_mask(branch: FittingBranch, phi: Tensor, config: RationaleConfig) -> Tensor:
     """Return A' of Eq. 8 as configured. (N, C, H, W) -> (N, H, W)
 
-    Taken literally (``mask_divisor="max"``) it is negative where all of A is; such values count as zero.
+    Taken literally (``mask_divisor="max"``) all of it is negative where all of A is. There its magnitude is the mask:
+    the cells weigh as Eq. 8 says, and the feature keeps its sign.
     """
     mask = attention_mask(branch(phi), over=config.mask_range, divisor=config.mask_divisor)
-    return mask.clamp(min=0).pow(config.mask_power)
+    return mask.abs().pow(config.mask_power)

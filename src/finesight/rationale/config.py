@@ -10,6 +10,7 @@ from typing import Literal, Self
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, model_validator
 
 from finesight.nn.pooling_config import PoolingName
+from finesight.nn.poolings import RATIONALE
 
 VariantName = Literal["finesight", "paper", "released"]
 
@@ -24,6 +25,7 @@ class RationaleConfig(BaseModel):
     # target: the GradCAM map G
     score: Literal["loss", "negative_loss", "positive"] = "loss"  # [1] the scalar that is differentiated
     rectify: Literal["relu", "abs"] = "abs"  # [1] "abs" keeps both halves of the zero-sum map
+    gradient: Literal["summed", "own"] = "summed"  # [17] "own": heads' batch norms with the batch's statistics held
     target_scale: Literal["batch_mean", "image", "cells", "max", "std"] = "max"  # [12]
     detach_target: bool = True  # [8] does φ inside G carry gradient
     # branch: the attention map A
@@ -50,6 +52,7 @@ class RationaleConfig(BaseModel):
     mask_divisor: Literal["shifted_max", "max"] = "shifted_max"  # [10]
     mask_power: float = Field(2.0, gt=0)  # A' to this power: above 1 it keeps to the key parts
     pooling: PoolingName = "rationale-gem"  # [11] Eq. 9 is "rationale"; the other is the mask inside GeM
+    mask_total: Literal["mean", "sum"] = "mean"  # [11] "sum": "rationale" is not divided by ΣA', as Eq. 9 is printed
     # what surrounds it
     probe_input: Literal["unit", "raw"] = "unit"  # [13] what the linear probe is given
     projector: Literal["2-layer", "3-layer-bn"] = "2-layer"  # [14]
@@ -65,6 +68,10 @@ class RationaleConfig(BaseModel):
         if self.form == "mlp" and self.keep != "all":
             raise ValueError("a branch of form 'mlp' has no projections to keep")
         return self
+
+    def pooling_form(self, name: str) -> str:
+        """Return the name of the pooling that ``name`` means here: Eq. 9 may be a mean or a sum."""
+        return f"{RATIONALE}-sum" if name == RATIONALE and self.mask_total == "sum" else name
 
 
 VARIANTS: dict[VariantName, RationaleConfig] = {
@@ -82,6 +89,7 @@ VARIANTS: dict[VariantName, RationaleConfig] = {
         mask_divisor="max",
         mask_power=1.0,
         pooling="rationale",
+        mask_total="sum",
         probe_input="raw",
         projector="3-layer-bn",
     ),

@@ -30,5 +30,5 @@ class BranchPool(Pool):
 
 def branch_pool(name: str, channels: int, branch: FittingBranch, config: RationaleConfig) -> Pool:
     """Return the training form of the named pooling."""
-    pooling = find_pooling(name)
+    pooling = find_pooling(config.pooling_form(name))
     return BranchPool(pooling, channels, branch, config) if pooling.needs_branch else Pool(channels)

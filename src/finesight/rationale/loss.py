@@ -9,8 +9,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from finesight.nn.distributed import world
+from finesight.nn.norm import held_statistics
 from finesight.nn.objective_output import ObjectiveOutput
-from finesight.nn.pooling import attention_mask
+from finesight.nn.pooling import attention_mask, limit_lengths
 from finesight.rationale.branch import FittingBranch
 from finesight.rationale.config import RationaleConfig
 from finesight.rationale.gradcam import gradcam
@@ -51,14 +53,14 @@ def score_of(output: ObjectiveOutput, config: RationaleConfig) -> Tensor:
 
 
 def scaled_target(signed: Tensor, config: RationaleConfig) -> Tensor:
-    """Rectify and scale the signed map; per image except for ``batch_mean``. (N, H, W) -> (N, H, W)
+    """Rectify and scale the signed map; per image except for ``batch_mean``: of all ranks. (N, H, W) -> (N, H, W)
 
     Left at the size the batch-mean loss gives it, G/τ is so flat that its softmax is uniform to within 0.4 %: nothing
     about *where* would reach the branch. Scaling each image's map to a maximum of one is what teaches it.
     """
     g = F.relu(signed) if config.rectify == "relu" else signed.abs()
     if config.target_scale == "batch_mean":
-        return g / g.shape[0]
+        return g / (g.shape[0] * world()[1])
     if config.target_scale == "cells":
         return g * (g.shape[1] * g.shape[2])
     if config.target_scale in ("max", "std"):
@@ -75,7 +77,10 @@ def _distributions(maps: Tensor, config: RationaleConfig) -> Tensor:
 
 
 def rationale_kl(target: Tensor, attention: Tensor, config: RationaleConfig) -> Tensor:
-    """Return L_KL of Eq. 6 in either direction, reduced as configured. (N, H, W), (N, H, W) -> ()"""
+    """Return L_KL of Eq. 6 in either direction, reduced as configured. (N, H, W), (N, H, W) -> ()
+
+    Gradients are averaged over ranks, so each rank's part of a sum counts as many times as there are ranks.
+    """
     if config.attention_scale != "raw":
         attention = attention_mask(attention, over=config.attention_scale)
     log_g, log_a = _distributions(target, config), _distributions(attention, config)
@@ -83,15 +88,18 @@ def rationale_kl(target: Tensor, attention: Tensor, config: RationaleConfig) -> 
     terms = p.exp() * (p - q)
     if config.reduction == "elements":
         return terms.mean()
-    return terms.sum() / (len(terms) if config.reduction == "mean" else 1)
+    return terms.sum() / len(terms) if config.reduction == "mean" else terms.sum() * world()[1]
 
 
 class Rationale(nn.Module):
-    """Learns the rationale beside any objective, from φ, the pooled vector and the per-image loss."""
+    """Learns the rationale beside any objective, from φ, the pooled vector and the per-image loss.
 
-    def __init__(self, channels: int, config: RationaleConfig) -> None:
+    ``signed`` is the backbone's: tokens that are far too long must capture neither target nor branch.
+    """
+
+    def __init__(self, channels: int, config: RationaleConfig, *, signed: bool = False) -> None:
         super().__init__()
-        self.config = config
+        self.config, self.signed = config, signed
         self.branch = FittingBranch(channels, config)
         self.study = nn.ModuleDict(
             {str(k): FittingBranch(channels, config.model_copy(update={"projections": k})) for k in config.study}
@@ -100,10 +108,13 @@ class Rationale(nn.Module):
     def forward(self, output: ObjectiveOutput, *, average_pooled: bool) -> RationaleOutput:
         """Fit the branch to the GradCAM of a step. ``average_pooled`` is the objective's."""
         config, phi = self.config, output.phi
-        signed = gradcam(output, score_of(output, config), average_pooled=average_pooled)
+        with held_statistics(config.gradient == "own"):
+            signed = gradcam(output, score_of(output, config), average_pooled=average_pooled, limited=self.signed)
         target = scaled_target(signed, config)
         if config.detach_target:
             target = target.detach()
+        if self.signed:
+            phi = limit_lengths(phi)  # as the encoder's masks do; a branch whose input is normalized sees no difference
         attention = self.branch(_scale_gradient(phi, config.encoder_gradient))
         loss = rationale_kl(target, attention, config)
         metrics = rationale_metrics(loss, target, attention, config.tau)

@@ -23,7 +23,7 @@ from finesight.plots.sheets import attention_overlays, retrieval_rows
 from finesight.report.run_report import PICTURES, picture_sections, score_table, search_rows
 from finesight.report.train import train_and_report
 from finesight.training.config import RuntimeConfig, build_config
-from finesight.training.save_encoder import untrained_encoder
+from finesight.training.save_encoder import frozen_encoder
 from finesight.version import __version__
 
 SETTINGS: dict[str, Any] = {
@@ -99,7 +99,7 @@ def run_demo(
         {**SETTINGS, **RATIONALE, **(settings or {}), "data": str(data.root), "method": "lcr", "seed": seed}
     )
     run = train_and_report(config, root / "lcr", runtime)
-    encoders = {"untrained": untrained_encoder(config), "trained": Encoder.load(run.root)}
+    encoders = {"untrained": frozen_encoder(config, "average"), "trained": Encoder.load(run.root)}
     scored = {
         network: evaluate_poolings(
             encoder, data, _poolings(network), linear=False, cache_dir=runtime.cache_dir, progress=progress

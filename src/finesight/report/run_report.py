@@ -19,9 +19,11 @@ from finesight.evaluation.protocols import setting_words
 from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder, pixels, projection_responses
 from finesight.io.atomic import write_atomic
+from finesight.io.console import format_count
 from finesight.plots.figures import curves
 from finesight.plots.html import Section, build_report
 from finesight.plots.sheets import RetrievalRow, attention_overlays, projections, retrieval_rows
+from finesight.report.verdict import verdict_sections
 from finesight.training.config import flat
 from finesight.training.metrics_log import metric_series
 from finesight.training.run_folder import RunFolder
@@ -30,9 +32,10 @@ from finesight.training.train import metric_words
 PICTURES = 6
 NEIGHBORS = 7
 CURVES = (
-    "Two views of the same image should grow alike while other images stay apart. A spread near 0 or an effective rank "
-    "near 1 means collapse: every image gets the same embedding. Information is how far a map is from saying nothing "
-    "(KL from uniform, in nats); a mask entropy of 1 is attention everywhere. Only the held-out scores use labels."
+    "A spread near 0 or an effective rank near 1 means collapse: every image gets the same embedding. Apart from that, "
+    "these curves do not say whether the features become better: good and harmful trainings look alike. Information is "
+    "how far a map is from saying nothing (KL from uniform, in nats); a mask entropy of 1 is attention everywhere. "
+    "Only the held-out scores use labels."
 )
 
 
@@ -41,6 +44,7 @@ def write_run_report(run: RunFolder, encoder: Encoder, evaluation: Evaluation | 
     shown = evaluation.test if evaluation is not None else np.arange(len(cache))
     settings = [{"setting": key, "value": json.dumps(value)} for key, value in flat(run.config()).items()]
     sections = [
+        *verdict_sections(run),
         *([_scores(run, evaluation)] if evaluation is not None else []),
         Section("Training", CURVES, images=[("curves over the steps", curves(training_curves(run)))]),
         *([_searches(evaluation), *_group_sections(evaluation)] if evaluation is not None else []),
@@ -196,5 +200,5 @@ def _skipped(run: RunFolder) -> Section:
     if run.skipped.exists():
         with run.skipped.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
             rows = list(csv.DictReader(stream))
-    words = f"{len(rows)} files could not be used." if rows else "Every file could be used."
+    words = f"{format_count(len(rows), 'file')} could not be used." if rows else "Every file could be used."
     return Section("Skipped files", words, table=rows or None)

@@ -2,27 +2,51 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from finesight.features.encoder import Encoder
+from finesight.io.console import console
+from finesight.io.signals import stoppable
 from finesight.report.run_report import write_run_report
 from finesight.training.config import RuntimeConfig, TrainConfig
+from finesight.training.progress import RunProgress
 from finesight.training.run_folder import RunFolder
-from finesight.training.train import encoder_cache, is_main_process, prepare_data, train
+from finesight.training.train import is_main_process, train
+from finesight.training.train_images import encoder_cache, open_images
+from finesight.training.verdict import read_verdict, write_verdict
 
 REPORT_IMAGES = 64  # the report picks its pictures among these
 
 
 def train_and_report(
-    config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False
+    config: TrainConfig,
+    out: Path,
+    runtime: RuntimeConfig | None = None,
+    *,
+    restart: bool = False,
+    plan: Mapping[str, Any] | None = None,
 ) -> RunFolder:
-    """``train``, then the report of what was learned."""
+    """``train``, then the verdict and the report of what was learned."""
     runtime = runtime or RuntimeConfig()
-    run = train(config, out, runtime, restart=restart)
-    if is_main_process() and not run.report.exists():
-        cache, _, _ = prepare_data(config, runtime)
-        few = np.linspace(0, len(cache) - 1, min(REPORT_IMAGES, len(cache))).round().astype(np.int64)
-        write_run_report(run, Encoder.load(run.encoder), None, encoder_cache(config, runtime, cache, few))
+    run = train(config, out, runtime, restart=restart, plan=plan)
+    if not is_main_process():
+        return run
+    progress = RunProgress(run.progress)
+    with progress.ending(), stoppable(progress.stopped):
+        if read_verdict(run) is None or not run.report.exists():
+            progress.tell("checking", "comparing with the frozen network")
+        verdict = write_verdict(run, runtime)
+        if verdict is not None:
+            console.print(verdict.words, markup=False)
+        if not run.report.exists():
+            progress.tell("report", "writing the report")
+            cache = open_images(config, runtime)
+            few = np.linspace(0, len(cache) - 1, min(REPORT_IMAGES, len(cache))).round().astype(np.int64)
+            write_run_report(run, Encoder.load(run.encoder), None, encoder_cache(config, runtime, cache, few))
+    if progress.phase is not None:
+        progress.tell("done", "training is done")
     return run

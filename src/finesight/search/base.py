@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict
 
+from finesight.data.geometry import CROP_PCT, CropMode, Framing, Interpolation
 from finesight.errors import FineSightError
 from finesight.features.types import Floats
 
@@ -28,10 +29,18 @@ class IndexMeta(BaseModel):
     fingerprint: str  # of the encoder: its configuration and weights
     method: str
     resolution: int
+    crop_pct: float = CROP_PCT
+    interpolation: Interpolation = "bilinear"
+    crop_mode: CropMode = "center"
     spaces: tuple[str, ...]  # poolings whose features are kept, the encoder's own first
     dimension: int
     root: str  # the folder that paths are relative to, absolute
     run: str  # where the encoder was when the index was made, absolute
+
+    @property
+    def framing(self) -> Framing:
+        """How a picture became the view that was embedded."""
+        return Framing(self.resolution, self.crop_pct, self.interpolation, self.crop_mode)
 
     @classmethod
     def parse(cls, text: str, name: str) -> Self:

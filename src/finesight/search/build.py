@@ -6,28 +6,31 @@ import os
 import stat
 import time
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 import numpy as np
 
 from finesight.data.decode import UnreachableFile, os_reason
+from finesight.data.geometry import Framing
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder_folder import encoder_folder
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Embedder, Embedding, View
-from finesight.io.parallel import bounded_map
-from finesight.io.progress import PhaseProgress
+from finesight.io.console import format_count
+from finesight.io.parallel import available_cores, bounded_map
+from finesight.io.progress import PhaseProgress, phase_bar
 from finesight.search.base import Index, IndexItem, IndexMeta, NewItems
 from finesight.search.engines import create_index, index_exists, open_index
 from finesight.search.image_files import UNREADABLE_FOLDER, assign_ids, list_files
 from finesight.search.open_embedder import require_same
 
 COMMIT_IMAGES = 64  # images that are committed together …
-COMMIT_SECONDS = 5.0  # … or what is done after so long: a kill loses no more
+COMMIT_SECONDS = 5.0  # … or what is done after so long: a kill loses no more, or one group …
+GROUP = 32  # … of images that go through the network together
 READ_TRIES, PAUSE = 3, 0.05  # to read a file that is being written, and seconds between them
 
 PHASES = {"listing": "listing images", "embedding": "embedding", "finishing": "making the search fast"}
@@ -44,11 +47,16 @@ class IndexUpdate:
     skipped: list[tuple[str, str]] = field(default_factory=list)
     stopped: bool = False  # on demand, before all was done
 
+    @property
+    def is_empty(self) -> bool:
+        """Whether the index is as it was."""
+        return not (self.added or self.changed or self.removed)
+
     def __str__(self) -> str:
         words = [f"{self.added:,} added", f"{self.changed:,} changed", f"{self.removed:,} removed"]
         words.append(f"{self.kept:,} as before")
         if self.skipped:
-            words.append(f"{len(self.skipped):,} files left out")
+            words.append(f"{format_count(len(self.skipped), 'file')} left out")
         return ", ".join(words)
 
 
@@ -62,13 +70,15 @@ def update_index(
     stop: Callable[[], bool] | None = None,
     skipped_file: Path | None = None,
     commit_images: int = COMMIT_IMAGES,
+    leave: Collection[str] = (),
 ) -> IndexUpdate:
     """Bring ``index`` up to date with ``folder`` and return what was done.
 
     It is safe to kill at any point and to run again: what was committed is not embedded twice, and nothing is doubled.
-    ``stop`` is called after every image; once it returns True, what is done is committed and ``IndexUpdate.stopped`` is
-    set. Images that are left out are listed in ``skipped_file`` with the reason. Raises ``FineSightError`` if the index
-    is of another encoder or another folder, or the folder has no images.
+    ``stop`` is called after every image that was read; once it returns True, what was read is committed and
+    ``IndexUpdate.stopped`` is set. Images that are left out are listed in ``skipped_file`` with the reason. Files of
+    the folder that ``leave`` names are not read: the index keeps what it has of them. Raises ``FineSightError`` if the
+    index is of another encoder or another folder, or the folder has no images.
     """
     report_progress = callback or (lambda phase, done, total: None)
     require_same(index, embedder, "the one given now")
@@ -82,31 +92,36 @@ def update_index(
     files, skipped = list_files(source)
     present = {file.path for file in files}
     unreadable = tuple(f"{path}/" for path, reason in skipped if reason.startswith(UNREADABLE_FOLDER))
-    todo = [file for file in files if stamps.get(file.path) != (file.bytes, file.mtime_ns)]
+    todo = [f for f in files if stamps.get(f.path) != (f.bytes, f.mtime_ns) and f.path not in leave]
     gone = [ids.pop(path) for path in paths if path not in present and not path.startswith(unreadable)]
     if gone:
         index.remove(np.array(gone, np.int64))
     kept = len(ids) - sum(file.path in ids for file in todo)
     update = IndexUpdate(removed=len(gone), kept=kept, skipped=skipped)
-    batch = _Batch(index, ids, update, commit_images)
+    if isinstance(embedder, TorchEmbedder):
+        embedder.encoder.prepare_for(len(todo))
+    batch = _Batch(index, embedder, ids, update, commit_images)
     new_ids, root = assign_ids((file.path for file in todo), ids), Path(source.root)
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the skip reasons
         report_progress("embedding", 0, len(todo))
-        views = bounded_map(lambda file: read_view(root / file.path, embedder.resolution), todo, workers)
+        workers = workers or available_cores()
+        ahead = -(-2 * GROUP // workers)  # so that the next group is there when the network has finished one
+        views = bounded_map(lambda file: read_view(root / file.path, embedder.framing), todo, workers, ahead=ahead)
         for done, (file, result) in enumerate(views, 1):
             if isinstance(result, SkipImage):
                 batch.skip(file.path, result)
             else:
                 view, stamp = result
-                embedding = embedder.encode([view])[0]
-                item = IndexItem(new_ids[file.path], file.path, *stamp, view.width, view.height, embedding.mask)
-                batch.add(item, embedding)
+                batch.add(view, new_ids[file.path], file.path, stamp)
             if stop is not None and done < len(todo) and stop():
                 update.stopped = True
                 break
-            report_progress("embedding", done, len(todo))
+            report_progress("embedding", done - len(batch.waiting), len(todo))
+        batch.embed()
         batch.commit()
+        if not update.stopped:
+            report_progress("embedding", len(todo), len(todo))
     if skipped_file is not None:
         from finesight.data.cache import write_skipped
 
@@ -116,6 +131,38 @@ def update_index(
         index.finish()
         report_progress("finishing", 1, 1)
     return update
+
+
+def update_run_index(
+    index: Index,
+    embedder: Embedder,
+    folder: str | Path | ImageSource,
+    run: Path,
+    *,
+    workers: int | None = None,
+    callback: PhaseProgress | None = None,
+    stop: Callable[[], bool] | None = None,
+    leave: Collection[str] = (),
+    show: bool = True,
+) -> IndexUpdate:
+    """``update_index`` with a bar in the terminal; images that are left out are listed in the run's folder."""
+    with phase_bar(PHASES, show) as bar:
+
+        def report_progress(phase: str, done: int, total: int) -> None:
+            bar(phase, done, total)
+            if callback is not None:
+                callback(phase, done, total)
+
+        return update_index(
+            index,
+            embedder,
+            folder,
+            workers=workers,
+            callback=report_progress,
+            stop=stop,
+            skipped_file=index.skipped_file(run),
+            leave=leave,
+        )
 
 
 def require_root(index: Index, root: str | Path) -> None:
@@ -128,11 +175,17 @@ def require_root(index: Index, root: str | Path) -> None:
 
 
 class _Batch:
-    """Collects items and commits them to the index ``size`` at a time, or after some seconds. ``ids`` are of items that
-    the index had before."""
+    """Embeds views ``GROUP`` at a time and commits them to the index ``size`` at a time, or after some seconds.
 
-    def __init__(self, index: Index, ids: Mapping[str, int], update: IndexUpdate, size: int) -> None:
-        self.index, self.ids, self.update, self.size = index, ids, update, size
+    ``ids`` are of items that the index had before.
+    """
+
+    def __init__(
+        self, index: Index, embedder: Embedder, ids: Mapping[str, int], update: IndexUpdate, size: int
+    ) -> None:
+        self.index, self.embedder, self.ids, self.update, self.size = index, embedder, ids, update, size
+        self.waiting: list[tuple[View, int, str, tuple[int, int]]] = []  # not embedded yet
+        self.first = 0.0  # when the first of these came
         self._clear()
 
     def _clear(self) -> None:
@@ -141,11 +194,25 @@ class _Batch:
         self.unusable: list[int] = []
         self.since = time.monotonic()
 
-    def add(self, item: IndexItem, embedding: Embedding) -> None:
-        self.items.append(item)
-        self.embeddings.append(embedding)
-        if len(self.items) >= self.size or time.monotonic() - self.since >= COMMIT_SECONDS:
-            self.commit()
+    def add(self, view: View, number: int, path: str, stamp: tuple[int, int]) -> None:
+        if not self.waiting:
+            self.first = time.monotonic()
+        self.waiting.append((view, number, path, stamp))
+        is_full = len(self.waiting) >= min(GROUP, self.size - len(self.items))
+        if is_full or time.monotonic() - self.first >= COMMIT_SECONDS:
+            self.embed()
+            if len(self.items) >= self.size or time.monotonic() - self.since >= COMMIT_SECONDS:
+                self.commit()
+
+    def embed(self) -> None:
+        """Embed the views that wait, together."""
+        if not self.waiting:
+            return
+        embeddings = self.embedder.encode([view for view, *_ in self.waiting])
+        for (view, number, path, stamp), embedding in zip(self.waiting, embeddings, strict=True):
+            self.items.append(IndexItem(number, path, *stamp, view.width, view.height, embedding.mask))
+            self.embeddings.append(embedding)
+        self.waiting.clear()
 
     def skip(self, path: str, reason: SkipImage) -> None:
         """Remove an item that is no picture any more; keep one that cannot be reached now, as it may come back."""
@@ -170,7 +237,7 @@ class _Batch:
         self._clear()
 
 
-def read_view(file: Path, resolution: int) -> tuple[View, tuple[int, int]] | SkipImage:
+def read_view(file: Path, framing: Framing) -> tuple[View, tuple[int, int]] | SkipImage:
     """Return the view of a file with its size and time, or why it cannot be used.
 
     A file that changes while it is read is read again: half of a picture is not damaged if the other half is just being
@@ -182,7 +249,7 @@ def read_view(file: Path, resolution: int) -> tuple[View, tuple[int, int]] | Ski
                 before = _stamp(stream.fileno())
                 result: tuple[View, tuple[int, int]] | SkipImage
                 try:
-                    result = picture_view(stream, resolution), before
+                    result = picture_view(stream, framing), before
                 except SkipImage as skip:
                     result = skip
                 if _stamp(stream.fileno()) == before:
@@ -214,7 +281,7 @@ def open_or_create(where: str | Path, embedder: TorchEmbedder, run: str | Path, 
     meta = IndexMeta(
         fingerprint=embedder.fingerprint,
         method=embedder.encoder.config.method,
-        resolution=embedder.resolution,
+        **asdict(embedder.framing),
         spaces=embedder.spaces,
         dimension=embedder.encoder.channels,
         root=os.path.abspath(root),

@@ -9,6 +9,7 @@ One process writes at a time; any number read meanwhile, each search on one cons
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import stat
@@ -33,6 +34,7 @@ from finesight.search.structures import FaissLimits, fit_structure
 
 META, ITEMS, ENCODER, LOCK = "index.json", "items.db", "encoder", "lock"
 RUN_INDEX = "index"  # folder of a run that its index is in
+FROZEN_INDEX = "frozen/index"  # folder of a run that has the index of the network before training
 MAX_DEAD_SHARE = 0.2  # of rows that no item owns; above it the vector files are written anew
 
 
@@ -56,9 +58,15 @@ class FaissIndex(Index):
 
     @classmethod
     def open(cls, where: str | Path) -> Self:
-        """Open the index in the folder ``where``, or the one of the run ``where``; raise ``FineSightError`` if none."""
+        """Open the index in the folder ``where``, or the one of the run ``where``; raise ``FineSightError`` if none.
+
+        Of a run that has one before training and one after it, it is that of the encoder that was kept.
+        """
         folder = Path(where).expanduser()
-        for candidate in (folder, folder / RUN_INDEX):
+        in_run = [folder / RUN_INDEX, folder / FROZEN_INDEX]
+        if _keeps_frozen(folder):
+            in_run.reverse()
+        for candidate in (folder, *in_run):
             if cls.exists(candidate):
                 return cls(candidate)
         if not folder.exists():
@@ -269,6 +277,14 @@ class FaissIndex(Index):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name.endswith((".faiss", ".faiss.tmp")) and path.name not in named:
                 path.unlink(missing_ok=True)
+
+
+def _keeps_frozen(run: Path) -> bool:
+    """Return whether the verdict on a run was that the frozen features are better."""
+    try:
+        return bool(json.loads((run / "verdict.json").read_text(encoding="utf-8"))["kept"] == "frozen")
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
 
 
 def _refuse_foreign(folder: Path) -> None:

@@ -13,15 +13,18 @@ ENGINES = ("torch", "onnx")
 MODEL = "model.onnx"  # beside an index or in a run: found without being named
 
 
-def open_embedder(kind: str, index: Index, run: str | Path | None = None) -> Embedder:
-    """Open what embeds queries of an index: the encoder kept with it, or that of ``run`` if it is the same."""
+def open_embedder(kind: str, index: Index, run: str | Path | None = None, *, exact: bool = False) -> Embedder:
+    """Open what embeds queries of an index: the encoder kept with it, or that of ``run`` if it is the same.
+
+    onnxruntime always takes one image at a time, torch if ``exact``.
+    """
     if kind not in ENGINES:
         raise FineSightError(f"There is no engine {kind!r}. There are: {', '.join(ENGINES)}.")
     embedder: Embedder
     if kind == "onnx":
         embedder = open_onnx_embedder(index, run)
     else:
-        embedder = TorchEmbedder.load(run if run is not None else index.encoder_folder())
+        embedder = TorchEmbedder.load(run if run is not None else index.encoder_folder(), exact=exact)
     require_same(index, embedder, str(run) if run is not None else "the encoder kept with the index")
     return embedder
 

@@ -96,7 +96,7 @@ class Searcher:
             raise FineSightError("This searcher has no embedder: it can search by vectors only.")
         box = None if box is None else check_box(box)
         try:
-            view = picture_view(picture, self.embedder.resolution, box)
+            view = picture_view(picture, self.embedder.framing, box)
         except SkipImage as skip:
             name = picture if isinstance(picture, (str, Path)) else "The picture"
             raise UnusablePicture(f"{name} cannot be used: {skip}") from None

@@ -11,7 +11,7 @@ from http import HTTPStatus
 from importlib.resources import files
 from pathlib import Path
 
-from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
 from fastapi.responses import HTMLResponse, JSONResponse
@@ -20,13 +20,17 @@ from starlette.routing import Route
 from starlette.staticfiles import StaticFiles
 
 from finesight.errors import FineSightError
+from finesight.server.config import ServerConfig
 from finesight.server.guard import CONTENT_POLICY, Guard
+from finesight.server.judge_desk import JudgeRoom
+from finesight.server.judge_routes import judge_router
 from finesight.server.parameters import describe_error
 from finesight.server.routes import router
 from finesight.server.service import SearchService
 from finesight.version import __version__
 
 PAGE = Path(__file__).resolve().parent / "page"
+JUDGE_PAGE = "judge.html"
 PLAIN = {404: "There is nothing at this address.", 405: "This address does not take that method."}
 DESCRIPTION = (
     "Find the images of a folder that look most like a picture, and see why. "
@@ -38,20 +42,34 @@ log = logging.getLogger("finesight.server")
 
 def create_app(service: SearchService) -> FastAPI:
     """Return the app of ``service``, behind the guard."""
+    app = _create_app(service.config, "index.html", router, judge_router)
+    app.state.service, app.state.judging = service, service.judging
+    return app
+
+
+def create_judge_app(room: JudgeRoom) -> FastAPI:
+    """Return an app that only judges, behind the guard."""
+    app = _create_app(room.config, JUDGE_PAGE, judge_router)
+    app.state.judging = room
+    return app
+
+
+def _create_app(config: ServerConfig, first_page: str, *routers: APIRouter) -> FastAPI:
     app = FastAPI(title="FineSight", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None)
-    app.state.service = service
-    app.include_router(router)
+    for one in routers:
+        app.include_router(one)
     app.add_exception_handler(StarletteHTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid_request)
     app.add_exception_handler(FineSightError, _answer_index_error)
-    app.add_middleware(Guard, config=service.config)
+    app.add_middleware(Guard, config=config)
     for suffix, kind in TYPES.items():
         mimetypes.add_type(kind, suffix)  # the table of the system may say anything
     swagger, page = StaticFiles(directory=str(files("fastapi_offline") / "static")), StaticFiles(directory=PAGE)
     app.router.routes += [
         Route("/docs", _documentation),
         Route("/docs/{name}", _serve_files(swagger)),
-        Route("/", _serve_files(page, "index.html")),
+        Route("/", _serve_files(page, first_page)),
+        Route("/judge", _serve_files(page, JUDGE_PAGE)),
         Route("/{name:path}", _serve_files(page)),  # last: every other address that is no file of the page is 404
     ]
     return app

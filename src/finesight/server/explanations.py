@@ -10,10 +10,11 @@ from fastapi import HTTPException
 
 from finesight.features.types import View
 from finesight.server import schemas
+from finesight.server.feature_sets import FeatureSet
 from finesight.server.images import draw_overlay
 from finesight.server.parameters import ExplainOptions, request_box
 from finesight.server.safe_files import ImageMissing
-from finesight.server.service import SearchService, count_projections, mask_rows
+from finesight.server.service import SearchService, count_projections, find_space, mask_rows
 
 if TYPE_CHECKING:
     from finesight.features.encoder import Encoder
@@ -21,19 +22,20 @@ if TYPE_CHECKING:
 PROJECTIONS = 8  # that are returned
 
 
-def attention(service: SearchService, name: str) -> schemas.Attention:
+def attention(service: SearchService, name: str, features: str | None = None) -> schemas.Attention:
     """Return the mask, and the projections if the file is still there: they need the image once more."""
-    image = service.images.find(name)
+    used = service.features.get(features)
+    image = service.image(name, used)
     projections: list[schemas.Projection] = []
-    if count_projections(service.embedder):
+    if count_projections(used.embedder):
         with contextlib.suppress(ImageMissing):
-            projections = _projections(_encoder(service), service.images.read_view(image))
+            projections = _projections(_encoder(used), service.images.read_view(image, used.embedder.framing))
     return schemas.Attention(view=schemas.ViewBox.of(image.view), mask=mask_rows(image.mask), projections=projections)
 
 
-def attention_png(service: SearchService, name: str) -> bytes:
+def attention_png(service: SearchService, name: str, features: str | None = None) -> bytes:
     """Return the image with its mask laid over it."""
-    image = service.images.find(name)
+    image = service.image(name, service.features.get(features))
     stream, _ = service.images.open(image)
     with stream:
         return draw_overlay(stream, image.mask, image.view, service.config)
@@ -43,10 +45,11 @@ def explain(service: SearchService, options: ExplainOptions) -> schemas.Explanat
     """Return what each cell and each projection adds to the score, exactly."""
     from finesight.explain.contributions import similarity
 
-    space, box = service.space(options.by), request_box(options.box)
-    query, hit = service.images.find(options.query), service.images.find(options.hit)
-    encoder = _encoder(service)
-    query_view, hit_view = service.images.read_view(query, box), service.images.read_view(hit)
+    used, box = service.features.get(options.features), request_box(options.box)
+    space = find_space(used, options.by)
+    query, hit = (service.images.find(name, used.index) for name in (options.query, options.hit))
+    encoder, framing = _encoder(used), used.embedder.framing
+    query_view, hit_view = service.images.read_view(query, framing, box), service.images.read_view(hit, framing)
     found = similarity(encoder, query_view, hit_view, space, box)
     return schemas.ExplanationResponse(
         score=found.score,
@@ -61,8 +64,8 @@ def explain(service: SearchService, options: ExplainOptions) -> schemas.Explanat
     )
 
 
-def _encoder(service: SearchService) -> Encoder:
-    encoder: Encoder | None = getattr(service.embedder, "encoder", None)
+def _encoder(features: FeatureSet) -> Encoder:
+    encoder: Encoder | None = getattr(features.embedder, "encoder", None)
     if encoder is None:
         raise HTTPException(422, "Only the torch engine can take a score apart: start the server with --engine torch.")
     return encoder

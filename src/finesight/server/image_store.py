@@ -9,12 +9,13 @@ import os
 import secrets
 import threading
 from collections import OrderedDict
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import IO
 
 from fastapi import HTTPException
 
+from finesight.data.geometry import Framing
 from finesight.data.store import default_cache_dir
 from finesight.features.preprocess import center_box
 from finesight.features.types import Box, Embedding, Floats, View
@@ -39,8 +40,10 @@ class ServedImage:
     view: Box
     mask: Floats
     item: IndexItem | None = None  # of an image of the index
-    data: bytes = b""  # of an upload: its file and the features of its whole view
+    data: bytes = b""  # of an upload: its file, and the features of its whole view with the encoder that made them
     features: dict[str, Floats] = field(default_factory=dict)
+    fingerprint: str = ""
+    others: dict[str, ServedImage] = field(default_factory=dict)  # the same upload seen by other encoders
 
 
 def printable(path: str) -> str:
@@ -54,29 +57,28 @@ def file_name(path: str) -> str:
 
 
 class ImageStore:
-    """Find images, open their files, and draw small versions of them."""
+    """Find images of a folder, open their files, and draw small versions of them."""
 
-    def __init__(self, index: Index, config: ServerConfig) -> None:
-        self._index, self._config, self._uploads = index, config, UploadCache(config)
+    def __init__(self, root: str, config: ServerConfig) -> None:
+        self._root, self._config, self._uploads = root, config, UploadCache(config)
         folder = Path(config.cache_dir or default_cache_dir()) / "thumbs"
         self._thumbnails = ThumbnailCache(folder, config.thumbnail_bytes)
 
-    def find(self, name: str) -> ServedImage:
-        """Return the image with that id, or raise 404."""
+    def find(self, name: str, *indexes: Index) -> ServedImage:
+        """Return the image with that id: an upload, or an item of the first index that has it. Else raise 404."""
         if name.startswith("q"):
             return self._uploads.get(name)
-        item = self._index.item(int(name))
-        if item is None:
-            raise HTTPException(404, "There is no image with that id in the index.")
-        view = center_box(item.width, item.height, self._index.meta.resolution)
-        return ServedImage(name, file_name(item.path), item.width, item.height, view, item.mask, item)
+        for index in indexes:
+            if (item := index.item(int(name))) is not None:
+                view = center_box(item.width, item.height, index.meta.framing)
+                return ServedImage(name, file_name(item.path), item.width, item.height, view, item.mask, item)
+        raise HTTPException(404, "There is no image with that id in the index.")
 
-    def add_upload(self, name: str, data: bytes, view: View, embedding: Embedding) -> ServedImage:
+    def add_upload(self, name: str, data: bytes, view: View, embedding: Embedding, fingerprint: str) -> ServedImage:
         """Remember an uploaded image and return it, under an id that nobody can guess."""
         key = f"q{secrets.token_hex(8)}"
-        image = ServedImage(
-            key, name, view.width, view.height, view.box, embedding.mask, data=data, features=embedding.features
-        )
+        image = ServedImage(key, name, view.width, view.height, view.box, embedding.mask, data=data)
+        image = replace(image, features=embedding.features, fingerprint=fingerprint)
         self._uploads.add(image)
         return image
 
@@ -84,13 +86,13 @@ class ImageStore:
         """Open the file of an image; an upload has no status."""
         if image.item is None:
             return io.BytesIO(image.data), None
-        return open_inside(self._index.meta.root, image.item.path)
+        return open_inside(self._root, image.item.path)
 
-    def read_view(self, image: ServedImage, region: Box | None = None) -> View:
+    def read_view(self, image: ServedImage, framing: Framing, region: Box | None = None) -> View:
         """Return what the network sees of an image, or of a part of it."""
         stream, _ = self.open(image)
         with stream:
-            return read_view(stream, self._index.meta.resolution, self._config, region)
+            return read_view(stream, framing, self._config, region)
 
     def draw(self, image: ServedImage, side: int, known_tag: str = "") -> tuple[str, bytes | None]:
         """Return a tag that changes with the image, and a JPEG unless ``known_tag`` is that tag.
@@ -122,7 +124,7 @@ class ImageStore:
 
     def _tag(self, item: IndexItem, size: int, mtime_ns: int, side: int) -> str:
         """Return a name that is another one as soon as the file changes."""
-        file = os.path.join(self._index.meta.root, item.path)
+        file = os.path.join(self._root, item.path)
         content = f"{size}\0{mtime_ns}\0{side}\0".encode() + os.fsencode(file)
         return hashlib.sha256(content).hexdigest()[:40]
 

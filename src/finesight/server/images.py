@@ -17,6 +17,7 @@ from fastapi import HTTPException
 from PIL import Image
 
 from finesight.data.decode import FORMATS, UnreachableFile, read_image_and_size
+from finesight.data.geometry import Framing
 from finesight.errors import SkipImage
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Box, Floats, View
@@ -78,10 +79,10 @@ def _decoding(stream: IO[bytes], config: ServerConfig) -> Iterator[IO[bytes]]:
         raise HTTPException(422, f"The picture cannot be used: {error}.") from None
 
 
-def read_view(stream: IO[bytes], resolution: int, config: ServerConfig, region: Box | None = None) -> View:
+def read_view(stream: IO[bytes], framing: Framing, config: ServerConfig, region: Box | None = None) -> View:
     """Return the view of an image, read in the same way as the images of the index."""
     with _decoding(stream, config) as limited:
-        return picture_view(limited, resolution, region)
+        return picture_view(limited, framing, region)
 
 
 def _read_small(stream: IO[bytes], side: int, config: ServerConfig) -> Image.Image:

@@ -4,9 +4,16 @@ from __future__ import annotations
 
 import logging
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Collection
+from contextlib import closing
+from pathlib import Path
 
+from finesight.data.sources import ImageSource
 from finesight.errors import FineSightError
+from finesight.features.types import Embedder
+from finesight.io.console import console
+from finesight.search.build import IndexUpdate, update_run_index
+from finesight.search.engines import open_index
 from finesight.server.schemas import Progress
 
 log = logging.getLogger("finesight.server")
@@ -41,6 +48,10 @@ class BackgroundJob:
         """Say how far the work is."""
         self.progress = Progress(phase=phase, done=done, total=total)
 
+    def pause(self, seconds: float) -> bool:
+        """Wait so long, or until the work should stop; return whether it should."""
+        return self._stop.wait(seconds)
+
     def _run(self) -> None:
         try:
             self._work(self)
@@ -52,3 +63,36 @@ class BackgroundJob:
             log.exception("The index could not be brought up to date.")
         finally:
             self.progress = None
+
+
+def bring_up_to_date(
+    job: BackgroundJob,
+    where: str | Path,
+    embedder: Embedder,
+    folder: str | Path | ImageSource,
+    run: Path,
+    *,
+    workers: int | None = None,
+    progress: bool = True,
+    leave: Collection[str] = (),
+    retry: bool = False,
+) -> IndexUpdate:
+    """Bring the index ``where`` up to date with its folder while others search it; say so on page and terminal.
+
+    A ``retry`` that finds nothing is not worth a line.
+    """
+    with closing(open_index(where)) as index:
+        report = update_run_index(
+            index,
+            embedder,
+            folder,
+            run,
+            workers=workers,
+            callback=job.report,
+            stop=job.stopping,
+            leave=leave,
+            show=progress,
+        )
+    if not report.stopped and not (retry and report.is_empty):
+        console.print(f"The index is up to date: {report}.", markup=False)
+    return report

@@ -12,7 +12,7 @@ from finesight.errors import FineSightError
 from finesight.features.preprocess import parse_box
 from finesight.features.types import Box
 from finesight.server.images import ACCEPTED
-from finesight.server.schemas import ITEM_ID_PATTERN
+from finesight.server.schemas import ITEM_ID_PATTERN, FeaturesName
 
 ANY_ID_PATTERN = "^([0-9]{1,16}|q[0-9a-f]{16})$"
 BOX_PATTERN = r"^[0-9.eE+-]+(,[0-9.eE+-]+){3}$"
@@ -36,6 +36,8 @@ BoxText = Annotated[
         examples=["0.25,0.1,0.5,0.4"],
     ),
 ]
+FEATURES_HELP = "Of the network before training, or after it; by default those that the verdict prefers."
+Features = Annotated[FeaturesName | None, Field(description=FEATURES_HELP)]
 AnyIdField = Annotated[str, Field(pattern=ANY_ID_PATTERN, description=ITEM_OR_UPLOAD, examples=["1"])]
 
 
@@ -44,6 +46,7 @@ class SearchOptions(BaseModel, frozen=True):
 
     k: int = Field(24, ge=1, le=200, description="Hits wanted.")
     by: By = None
+    features: Features = None
     box: BoxText = None
     diversity: float = Field(
         0.0, ge=0, le=1, allow_inf_nan=False, description="0: the most alike; more: hits that differ from one another."
@@ -65,6 +68,7 @@ class ExplainOptions(BaseModel, frozen=True):
     query: AnyIdField
     hit: AnyIdField
     by: By = None
+    features: Features = None
     box: BoxText = None
 
 
@@ -73,6 +77,7 @@ class ClusterOptions(BaseModel, frozen=True):
 
     method: Literal["kmeans", "hdbscan"] = Field("kmeans", description="hdbscan finds the number by itself.")
     count: int | None = Field(None, ge=2, le=500, description="Of clusters (kmeans).")
+    features: Features = None
 
 
 class Page(BaseModel, frozen=True):

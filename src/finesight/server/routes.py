@@ -10,6 +10,7 @@ from pydantic import BaseModel
 from finesight.server import explanations, schemas
 from finesight.server.images import IMAGE_SIDE, THUMBNAIL_SIDE
 from finesight.server.parameters import (
+    FEATURES_HELP,
     AnyIdPath,
     ClusterOptions,
     ClusterPage,
@@ -30,6 +31,7 @@ STATUS_WORDS = {
     403: "Refused: sent from another site, or a file outside the folder of the index.",
     404: "Not there, or no longer.",
     408: "The upload took too long.",
+    409: "Not possible now.",
     413: "Too large, in bytes or in pixels.",
     415: "Not a picture, or not sent as multipart/form-data.",
     422: "A value that is not allowed, or a damaged picture.",
@@ -64,12 +66,35 @@ def answer(model: BaseModel) -> Response:
 
 
 Service = Annotated[SearchService, Depends(_service)]
+FeaturesQuery = Annotated[schemas.FeaturesName | None, Query(description=FEATURES_HELP)]
 router = APIRouter(prefix="/api", responses=problems())
 
 
 @router.get("/health", response_model=schemas.Health, summary="How the server is, and how far its index")
 async def health(request: Request, service: Service) -> Response:
     return answer(await service.reading.run(request, service.health))
+
+
+@router.get(
+    "/training",
+    response_model=schemas.Training,
+    responses=problems(404),
+    summary="How far the training in the background is",
+)
+async def training(request: Request, service: Service) -> Response:
+    """Only `finesight up` trains: another server answers 404."""
+    return answer(await service.reading.run(request, lambda: service.require_upkeep().training()))
+
+
+@router.post(
+    "/training",
+    response_model=schemas.Training,
+    responses=problems(404, 409),
+    summary="Continue the training, with the images that are new",
+)
+async def continue_training(request: Request, service: Service) -> Response:
+    """409 where it runs already, or cannot go on."""
+    return answer(await service.reading.run(request, lambda: service.require_upkeep().request_training()))
 
 
 @router.post(
@@ -95,7 +120,8 @@ async def search_upload(request: Request, service: Service) -> Response:
 )
 async def search(request: Request, service: Service, options: Annotated[SearchById, Query()]) -> Response:
     """An image of the index is left out of its own hits."""
-    queue = service.reading if options.box is None else service.network
+    usual = service.reading if options.box is None else service.network
+    queue = service.queue_for(options.query, options.features, usual)
     return answer(await queue.run(request, lambda: service.search(options.query, options)))
 
 
@@ -107,13 +133,13 @@ async def items(request: Request, service: Service, page: Annotated[ItemsPage, Q
 @router.get(
     "/items/{item}", response_model=schemas.ItemFacts, responses=problems(404), summary="What is known of one image"
 )
-async def item(request: Request, service: Service, item: ItemIdPath) -> Response:
-    return answer(await service.reading.run(request, lambda: service.item(item)))
+async def item(request: Request, service: Service, item: ItemIdPath, features: FeaturesQuery = None) -> Response:
+    return answer(await service.reading.run(request, lambda: service.item(item, features)))
 
 
 async def _draw(request: Request, service: Service, name: str, side: int) -> Response:
     known = request.headers.get("if-none-match", "").strip().removeprefix("W/").strip('"')
-    tag, data = await service.drawing.run(request, lambda: service.images.draw(service.images.find(name), side, known))
+    tag, data = await service.drawing.run(request, lambda: service.draw(name, side, known))
     headers = {"ETag": f'"{tag}"', "Cache-Control": "private, no-cache"}
     if data is None or tag == known:
         return Response(status_code=304, headers=headers)
@@ -159,11 +185,13 @@ async def attention(
     service: Service,
     name: AnyIdPath,
     kind: Annotated[Literal["json", "png"], Query(alias="format", description="png: laid over the picture.")] = "json",
+    features: FeaturesQuery = None,
 ) -> Response:
     if kind == "png":
-        data = await service.drawing.run(request, lambda: explanations.attention_png(service, name))
+        queue = service.queue_for(name, features, service.drawing)
+        data = await queue.run(request, lambda: explanations.attention_png(service, name, features))
         return Response(data, media_type="image/png", headers={"Cache-Control": "private, no-cache"})
-    return answer(await service.network.run(request, lambda: explanations.attention(service, name)))
+    return answer(await service.network.run(request, lambda: explanations.attention(service, name, features)))
 
 
 @router.get(
@@ -178,7 +206,10 @@ async def explain(request: Request, service: Service, options: Annotated[Explain
 
 
 @router.get(
-    "/clusters", response_model=schemas.ClustersResponse, summary="The images of the index in groups of like ones"
+    "/clusters",
+    response_model=schemas.ClustersResponse,
+    responses=problems(404),
+    summary="The images of the index in groups of like ones",
 )
 async def clusters(request: Request, service: Service, options: Annotated[ClusterOptions, Query()]) -> Response:
     """The largest group first. It may take a while; asked again, it does not."""

@@ -11,7 +11,6 @@ import sys
 import threading
 import webbrowser
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from urllib.parse import quote
 
@@ -21,13 +20,12 @@ from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 from finesight.errors import FineSightError
 from finesight.features.types import Embedder
 from finesight.io.console import console
-from finesight.io.progress import phase_bar
 from finesight.search.base import Index
-from finesight.search.build import PHASES, update_index
-from finesight.search.engines import open_index
-from finesight.server.app import create_app
+from finesight.server.app import create_app, create_judge_app
 from finesight.server.config import ServerConfig, is_loopback
-from finesight.server.job import BackgroundJob
+from finesight.server.feature_sets import AFTER
+from finesight.server.job import BackgroundJob, bring_up_to_date
+from finesight.server.judge_desk import JudgeRoom
 from finesight.server.service import SearchService
 
 KEEP_ALIVE_SECONDS = 5  # an idle connection stays open so long
@@ -67,6 +65,16 @@ def browser_address(bound: socket.socket, host: str) -> str:
     return f"http://{name}:{port}/"
 
 
+def announce(bound: socket.socket, config: ServerConfig) -> None:
+    """Print the address to standard output, and open it in a browser if that is wanted."""
+    address = browser_address(bound, config.host)
+    link = f"{address}?token={quote(config.token, safe='')}" if config.token else address
+    print(f"FineSight is at {link}", flush=True)
+    console.print("Ctrl-C stops it.")
+    if config.open_browser and _has_screen():
+        webbrowser.open(link)
+
+
 class _HeaderTimeout(H11Protocol):
     """Close connections that send nothing, or headers a byte at a time: they would hold a place for ever."""
 
@@ -96,9 +104,9 @@ class _HeaderTimeout(H11Protocol):
 class SearchServer(uvicorn.Server):
     """Serve a service over HTTP and call ``started`` when it answers. Setting ``should_exit`` ends it."""
 
-    def __init__(self, service: SearchService, started: Callable[[], None]) -> None:
+    def __init__(self, service: SearchService | JudgeRoom, started: Callable[[], None]) -> None:
         config = uvicorn.Config(
-            create_app(service),
+            create_judge_app(service) if isinstance(service, JudgeRoom) else create_app(service),
             http=functools.partial(_HeaderTimeout, seconds=service.config.header_seconds),  # type: ignore[arg-type]
             ws="none",
             loop="asyncio",
@@ -120,12 +128,15 @@ class SearchServer(uvicorn.Server):
         threading.Thread(target=self._on_start, daemon=True).start()
 
 
-def run_server(index: Index, embedder: Embedder, config: ServerConfig, job: BackgroundJob | None = None) -> None:
-    """Serve until Ctrl-C. The address is printed to standard output as soon as the server answers."""
+def run_server(
+    index: Index, embedder: Embedder, config: ServerConfig, job: BackgroundJob | None = None, *, name: str = AFTER
+) -> None:
+    """Serve until Ctrl-C. The address is printed to standard output as soon as the server answers.
+
+    ``name`` says whether the features of the index are those before training or after it.
+    """
     bound = bind(config.host, config.port)
-    service = SearchService(index, embedder, config, job)
-    address = browser_address(bound, config.host)
-    link = f"{address}?token={quote(config.token, safe='')}" if config.token else address
+    service = SearchService(index, embedder, config, job, name=name)
     if not config.token and not is_loopback(config.host):
         console.print(
             f"Warning: everyone who reaches {config.host} can search and see the images of {index.meta.root}. "
@@ -133,17 +144,11 @@ def run_server(index: Index, embedder: Embedder, config: ServerConfig, job: Back
             markup=False,
         )
 
-    def announce() -> None:
-        print(f"FineSight is at {link}", flush=True)
-        console.print("Ctrl-C stops it.")
-        if config.open_browser and _has_screen():
-            webbrowser.open(link)
-
     if job is not None:
         job.start()
     try:
         with bound:
-            SearchServer(service, announce).run(sockets=[bound])
+            SearchServer(service, lambda: announce(bound, config)).run(sockets=[bound])
     except KeyboardInterrupt:
         pass  # the ordinary end; any other signal ends the process in its usual way
     finally:
@@ -153,29 +158,26 @@ def run_server(index: Index, embedder: Embedder, config: ServerConfig, job: Back
     console.print("Stopped.")
 
 
+def run_judge_server(room: JudgeRoom) -> None:
+    """Serve the judging page until Ctrl-C."""
+    config = room.config
+    bound = bind(config.host, config.port)
+    try:
+        with bound:
+            SearchServer(room, lambda: announce(bound, config)).run(sockets=[bound])
+    except KeyboardInterrupt:
+        pass  # the ordinary end
+    finally:
+        room.close()
+
+
 def update_job(
     where: str, embedder: Embedder, folder: str | Path, run: Path, *, workers: int | None = None, progress: bool = True
 ) -> BackgroundJob:
     """Return a job that brings the index ``where`` up to date with its folder; searching goes on meanwhile."""
 
     def work(job: BackgroundJob) -> None:
-        with closing(open_index(where)) as index, phase_bar(PHASES, progress) as bar:
-
-            def report_progress(phase: str, done: int, total: int) -> None:
-                job.report(phase, done, total)
-                bar(phase, done, total)
-
-            report = update_index(
-                index,
-                embedder,
-                folder,
-                workers=workers,
-                callback=report_progress,
-                stop=job.stopping,
-                skipped_file=index.skipped_file(run),
-            )
-        if not report.stopped:
-            console.print(f"The index is up to date: {report}.", markup=False)
+        bring_up_to_date(job, where, embedder, folder, run, workers=workers, progress=progress)
 
     return BackgroundJob(work)
 

@@ -12,6 +12,7 @@ Map = Annotated[list[list[float]], Field(description="Rows from top to bottom; e
 Signed = Annotated[list[list[float]], Field(description="Rows from top to bottom; all values sum to the whole.")]
 ITEM_ID_PATTERN = "^[0-9]{1,16}$"
 CLUSTER_IMAGES = 12  # of each cluster in the overview
+FeaturesName = Literal["before", "after"]
 ItemId = Annotated[str, Field(pattern=ITEM_ID_PATTERN, description="Of an image of the index.")]
 AnyId = Annotated[str, Field(description="Of an image of the index (digits), or of an uploaded picture (q…).")]
 
@@ -59,6 +60,40 @@ class Progress(ResponseModel):
     total: int
 
 
+class FeaturesFacts(ResponseModel, schema_name="Features"):
+    name: FeaturesName
+    items: int
+    spaces: list[str] = Field(description="Values that `by` takes with these features.")
+    encoder: EncoderFacts
+    projections: int
+
+
+class Training(ResponseModel):
+    """The training in the background."""
+
+    state: Literal["waiting", "running", "indexing", "done", "failed", "stopped", "off"] = Field(
+        description="waiting: until the folder can be searched. indexing: it is done, its features are being added."
+    )
+    words: str = Field(description="The same, for people.")
+    phase: str | None = Field(None, description="What training does now.")
+    step: int = 0
+    total: int = 0
+    seconds_left: float | None = None
+    images_per_second: float | None = None
+    loss: float | None = None
+    new_images: int = Field(0, description="In the folder that it has not seen.")
+    can_start: bool = Field(False, description="Whether POST /api/training would start or continue it now.")
+
+
+class VerdictResponse(ResponseModel, schema_name="Verdict"):
+    """Whether training helped."""
+
+    verdict: str = Field(description="better, worse or cannot tell.")
+    by: str = Field(description="What decided: labels, clicks or nothing.")
+    kept: str = Field(description="trained or frozen: whose features are the default.")
+    words: str = Field(description="The same, for people.")
+
+
 class Health(ResponseModel):
     status: Literal["ok", "building", "empty"]
     version: str
@@ -69,6 +104,10 @@ class Health(ResponseModel):
     progress: Progress | None
     problem: str | None = Field(description="Why the index could not be brought up to date, if so.")
     projections: int = Field(description="K of the rationale; 0 where there is none to show.")
+    default_features: FeaturesName = Field(description="The facts above are of these.")
+    features: list[FeaturesFacts] = Field(description="All that `features` may name.")
+    training: Training | None = Field(description="Of `finesight up`.")
+    verdict: VerdictResponse | None = Field(description="Whether training helped, as soon as it is known.")
 
 
 class ItemResponse(ResponseModel, schema_name="Item"):
@@ -111,6 +150,7 @@ class Took(ResponseModel):
 class SearchResult(ResponseModel):
     query: SearchQuery
     by: str
+    features: FeaturesName
     hits: list[SearchHit]
     took: Took
 

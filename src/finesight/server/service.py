@@ -1,4 +1,4 @@
-"""What the server does, apart from the web: search, list and group the images of one index.
+"""What the server does, apart from the web: search, list and group the images of a folder.
 
 The methods block; routes call them in the work queue they belong to.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Sequence
-from functools import lru_cache
+from dataclasses import replace
 
 import numpy as np
 from fastapi import HTTPException
@@ -16,22 +16,20 @@ from fastapi import HTTPException
 from finesight.errors import FineSightError
 from finesight.features.types import Box, Embedder, Floats
 from finesight.search.base import Hit, Index, IndexItem
-from finesight.search.clusters import Clustering, cluster
-from finesight.search.searcher import Searcher
+from finesight.search.clusters import Clustering
 from finesight.server import schemas
 from finesight.server.config import ServerConfig
+from finesight.server.feature_sets import AFTER, FeatureSet, FeatureSets
 from finesight.server.image_store import ImageStore, ServedImage, file_name, printable
 from finesight.server.images import read_view
 from finesight.server.job import BackgroundJob
+from finesight.server.judge_desk import JudgeRoom
+from finesight.server.judged_sets import JudgedSets
 from finesight.server.parameters import ClusterOptions, ClusterPage, ItemsPage, SearchOptions, request_box
+from finesight.server.upkeep import Upkeep
 from finesight.server.upload import UploadForm
 from finesight.server.work_queue import ByteBudget, WorkQueue
 from finesight.version import __version__
-
-FACTS_SECONDS = 2.0  # facts of the index are read again no more often
-LISTING_SECONDS = 10.0
-CLUSTERS_SECONDS = 600.0  # a changed image does not change the number of items, so clusters are found again anyway
-CLUSTERS_KEPT = 4
 
 
 def mask_rows(mask: Floats) -> list[list[float]]:
@@ -48,65 +46,96 @@ def count_projections(embedder: Embedder) -> int:
 
 
 class SearchService:
-    """Answer questions about one index."""
+    """Answer questions about the images of one folder, by one set of features or two."""
 
     def __init__(
-        self, index: Index, embedder: Embedder, config: ServerConfig | None = None, job: BackgroundJob | None = None
+        self,
+        index: Index,
+        embedder: Embedder,
+        config: ServerConfig | None = None,
+        job: BackgroundJob | None = None,
+        *,
+        name: str = AFTER,
     ) -> None:
-        self.index, self.embedder, self.config, self.job = index, embedder, config or ServerConfig(), job
-        self.images = ImageStore(index, self.config)
+        self.config, self.job = config or ServerConfig(), job
+        self.upkeep = job if isinstance(job, Upkeep) else None
+        self.features = FeatureSets(FeatureSet(index, embedder), name)
+        if self.upkeep is not None:
+            self.upkeep.attach(self.features)
+        self.images = ImageStore(index.meta.root, self.config)
         self.network = WorkQueue("the network", 1, self.config.queue)
         self.reading = WorkQueue("the index", 2, self.config.waiting)
         self.drawing = WorkQueue("pictures", 2, self.config.waiting)
         self.clustering = WorkQueue("clusters", 1, 8)
         self.uploads = ByteBudget(self.config.all_uploads_bytes)
-        self._searcher = Searcher(index, embedder)
-        # Each cache has the time, in periods, among its keys: an entry is used until its period ends.
-        self._facts = lru_cache(maxsize=1)(lambda period: index.facts())
-        self._listing = lru_cache(maxsize=1)(self._read_listing)
-        self._clusters = lru_cache(maxsize=CLUSTERS_KEPT)(
-            lambda method, count, items, period: cluster(index, method, count) if items else None
-        )
+        self.judging = JudgeRoom(JudgedSets(self.features, self.upkeep, self.config).find, self.config)
+
+    @property
+    def embedder(self) -> Embedder:
+        return self.features.get().embedder
 
     def close(self, seconds: float) -> bool:
         """Stop all work and return whether the background job ended within that time."""
         for queue in (self.network, self.reading, self.drawing, self.clustering):
             queue.close()
+        self.judging.close()
         ended = self.job is None or self.job.stop(seconds)
         if ended:
-            self.index.close()
+            self.features.close()
         return ended
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
     def health(self) -> schemas.Health:
         """Return the state of the server and its index."""
-        meta, items = self.index.meta, len(self.index)
+        default = self.features.default
+        features = self.features.get(default)
+        items = len(features.index)
         progress = self.job.progress if self.job is not None else None
         return schemas.Health(
             status="building" if progress is not None else "ok" if items else "empty",
             version=__version__,
             items=items,
-            spaces=list(meta.spaces),
-            encoder=schemas.EncoderFacts(
-                method=meta.method, resolution=meta.resolution, pooling=meta.spaces[0], fingerprint=meta.fingerprint
-            ),
-            index=self._facts(time.monotonic() // FACTS_SECONDS),
+            spaces=list(features.index.meta.spaces),
+            encoder=_encoder_facts(features),
+            index=features.facts(),
             progress=progress,
             problem=self.job.problem if self.job is not None else None,
-            projections=count_projections(self.embedder),
+            projections=count_projections(features.embedder),
+            default_features=default,
+            features=[self._features_facts(name) for name in self.features.names()],
+            training=None if self.upkeep is None else self.upkeep.training(),
+            verdict=None if self.upkeep is None else self.upkeep.verdict(),
         )
+
+    def _features_facts(self, name: str) -> schemas.FeaturesFacts:
+        features = self.features.get(name)
+        return schemas.FeaturesFacts(
+            name=name,
+            items=len(features.index),
+            spaces=list(features.index.meta.spaces),
+            encoder=_encoder_facts(features),
+            projections=count_projections(features.embedder),
+        )
+
+    def require_upkeep(self) -> Upkeep:
+        """Return what trains in the background, or raise 404."""
+        if self.upkeep is None:
+            raise HTTPException(404, "This server trains nothing: start it with `finesight up`.")
+        return self.upkeep
 
     def items(self, page: ItemsPage) -> schemas.Items:
         """Return a part of the images whose path holds a text, by path."""
-        ids, paths = self._listing(len(self.index), time.monotonic() // LISTING_SECONDS)
+        ids, paths = self.features.get().listing()
         text = (page.text or "").lower()
         matching = [item for item, path in zip(ids, paths, strict=True) if text in path]
-        return schemas.Items(total=len(matching), items=self._describe(matching[page.offset :][: page.limit]))
+        return schemas.Items(
+            total=len(matching), items=self._describe(self.features.get().index, matching[page.offset :][: page.limit])
+        )
 
-    def item(self, name: str) -> schemas.ItemFacts:
+    def item(self, name: str, features: str | None = None) -> schemas.ItemFacts:
         """Return what is known of one image."""
-        image = self.images.find(name)
+        image = self.image(name, self.features.get(features))
         assert image.item is not None
         return schemas.ItemFacts(
             **_item_fields(image.item),
@@ -115,49 +144,75 @@ class SearchService:
             mask=mask_rows(image.mask),
         )
 
-    def _read_listing(self, items: int, period: float) -> tuple[list[int], list[str]]:
-        """Return the ids and lower-case paths of all images, by path."""
-        known = self.index.list_items()
-        order = np.argsort(known.paths, kind="stable")
-        return known.ids[order].tolist(), [printable(path).lower() for path in known.paths[order].tolist()]
-
-    def _describe(self, ids: Sequence[int]) -> list[schemas.ItemResponse]:
+    def _describe(self, index: Index, ids: Sequence[int]) -> list[schemas.ItemResponse]:
         """Return those of the images that are still there."""
-        return [schemas.ItemResponse(**_item_fields(item)) for item in self.index.items(ids) if item is not None]
+        return [schemas.ItemResponse(**_item_fields(item)) for item in index.items(ids) if item is not None]
+
+    def image(self, name: str, features: FeatureSet) -> ServedImage:
+        """Return an image as the encoder of ``features`` sees it, or raise 404. An upload may have to be embedded."""
+        image = self.images.find(name, features.index)
+        if image.item is not None or image.fingerprint == features.fingerprint:
+            return image
+        if features.fingerprint not in image.others:
+            view = self.images.read_view(image, features.embedder.framing)
+            embedding = features.embedder.encode([view])[0]
+            image.others[features.fingerprint] = replace(
+                image,
+                view=view.box,
+                mask=embedding.mask,
+                features=embedding.features,
+                fingerprint=features.fingerprint,
+            )
+        return image.others[features.fingerprint]
+
+    def draw(self, name: str, side: int, known_tag: str = "") -> tuple[str, bytes | None]:
+        """Return a tag and a JPEG of an image of any index, as ``ImageStore.draw`` does."""
+        indexes = [features.index for features in self.features.all()]
+        return self.images.draw(self.images.find(name, *indexes), side, known_tag)
+
+    def queue_for(self, name: str, features: str | None, queue: WorkQueue) -> WorkQueue:
+        """Return ``queue``, or that of the network if the image is an upload that must be embedded first."""
+        if not name.startswith("q"):
+            return queue
+        image, fingerprint = self.images.find(name), self.features.get(features).fingerprint
+        return queue if fingerprint in (image.fingerprint, *image.others) else self.network
 
     # --- searching ------------------------------------------------------------------------------------------------
 
-    def space(self, by: str | None) -> str:
-        """Return the space of the index that ``by`` names, or raise 422."""
-        try:
-            return self._searcher.space(by)
-        except FineSightError as error:
-            raise HTTPException(422, f"by: {error}") from None
-
     def search_upload(self, upload: UploadForm, options: SearchOptions) -> schemas.SearchResult:
         """Embed an uploaded image, remember it, and search by it."""
-        space, box = self.space(options.by), request_box(options.box)
+        features, box = self.features.get(options.features), request_box(options.box)
+        space = find_space(features, options.by)
         if upload.data is None:
             raise HTTPException(422, "file: The form has no picture in a part called 'file'.")
         start = time.perf_counter()
-        view = read_view(io.BytesIO(upload.data), self.embedder.resolution, self.config)
-        embedding = self.embedder.encode([view])[0]
+        view = read_view(io.BytesIO(upload.data), features.embedder.framing, self.config)
+        embedding = features.embedder.encode([view])[0]
         seconds = time.perf_counter() - start
-        image = self.images.add_upload(upload.name or "upload", upload.data, view, embedding)
-        return self._search(image, space, box, options, seconds)
+        name = upload.name or "upload"
+        image = self.images.add_upload(name, upload.data, view, embedding, features.fingerprint)
+        return self._search(image, features, space, box, options, seconds)
 
     def search(self, name: str, options: SearchOptions) -> schemas.SearchResult:
         """Search by an image of the index, which is left out of the hits, or by an upload."""
-        space, box = self.space(options.by), request_box(options.box)
-        return self._search(self.images.find(name), space, box, options, 0.0)
+        features, box = self.features.get(options.features), request_box(options.box)
+        space, start = find_space(features, options.by), time.perf_counter()
+        image = self.image(name, features)
+        return self._search(image, features, space, box, options, time.perf_counter() - start)
 
     def _search(
-        self, image: ServedImage, space: str, box: Box | None, options: SearchOptions, seconds: float
+        self,
+        image: ServedImage,
+        features: FeatureSet,
+        space: str,
+        box: Box | None,
+        options: SearchOptions,
+        seconds: float,
     ) -> schemas.SearchResult:
         start = time.perf_counter()
-        view, mask, vector = self._embed(image, space, box)
+        view, mask, vector = self._embed(image, features, space, box)
         seconds += time.perf_counter() - start
-        answer = self._searcher.by_vector(
+        answer = features.searcher.by_vector(
             vector,
             options.k,
             by=space,
@@ -175,18 +230,21 @@ class SearchService:
         )
         hits = [schemas.SearchHit(**_item_fields(hit), score=hit.score) for hit in answer.hits]
         took = schemas.Took(embed_ms=round(1000 * seconds, 3), search_ms=round(answer.search_ms, 3))
-        return schemas.SearchResult(query=query, by=space, hits=hits, took=took)
+        used = options.features or self.features.default
+        return schemas.SearchResult(query=query, by=space, features=used, hits=hits, took=took)
 
-    def _embed(self, image: ServedImage, space: str, box: Box | None) -> tuple[Box, Floats, Floats]:
+    def _embed(
+        self, image: ServedImage, features: FeatureSet, space: str, box: Box | None
+    ) -> tuple[Box, Floats, Floats]:
         """Return view, mask and vector. The file is read only for a box: all else is known already."""
         if box is not None:
-            view = self.images.read_view(image, box)
-            embedding = self.embedder.encode([view], [box])[0]
+            view = self.images.read_view(image, features.embedder.framing, box)
+            embedding = features.embedder.encode([view], [box])[0]
             return view.box, embedding.mask, embedding.features[space]
         if image.item is None:
             return image.view, image.mask, image.features[space]
         try:
-            vector = self.index.vectors(np.array([image.item.id], np.int64), space)[0]
+            vector = features.index.vectors(np.array([image.item.id], np.int64), space)[0]
         except FineSightError:  # removed a moment ago
             raise HTTPException(404, "There is no image with that id in the index.") from None
         return image.view, image.mask, vector
@@ -211,13 +269,27 @@ class SearchService:
         if found is None or number >= count:
             raise HTTPException(404, f"There is no cluster {number}: there are {count}.")
         ids = found.members(number).tolist()
-        items = self._describe(ids[page.offset :][: page.limit])
+        items = self._describe(self.features.get(page.features).index, ids[page.offset :][: page.limit])
         return schemas.ClusterItems(id=number, size=len(ids), items=items)
 
     def _clusters_for(self, options: ClusterOptions) -> Clustering | None:
-        """Return the clusters, found now or kept since; None of an empty index."""
         count = options.count if options.method == "kmeans" else None  # HDBSCAN takes no count
-        return self._clusters(options.method, count, len(self.index), time.monotonic() // CLUSTERS_SECONDS)
+        return self.features.get(options.features).clusters(options.method, count)
+
+
+def find_space(features: FeatureSet, by: str | None) -> str:
+    """Return the space of the index that ``by`` names, or raise 422."""
+    try:
+        return features.searcher.space(by)
+    except FineSightError as error:
+        raise HTTPException(422, f"by: {error}") from None
+
+
+def _encoder_facts(features: FeatureSet) -> schemas.EncoderFacts:
+    meta = features.index.meta
+    return schemas.EncoderFacts(
+        method=meta.method, resolution=meta.resolution, pooling=meta.spaces[0], fingerprint=meta.fingerprint
+    )
 
 
 def _item_fields(item: IndexItem | Hit) -> dict[str, str | int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -12,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.data.cache import DecodedCache
+from finesight.io.parallel import bounded_map
 from finesight.training.hooks import TrainingHook
 
 
@@ -33,8 +35,21 @@ def step_generator(seed: int, step: int) -> torch.Generator:
     return torch.Generator().manual_seed(int(state >> 1))
 
 
+@contextmanager
+def network_randomness(seed: int, batch: Batch) -> Iterator[None]:
+    """Let dropout and dropped paths draw by step and rank alone; torch's own generators are left as they were."""
+    where = [batch.canvas.device] if batch.canvas.is_cuda else []
+    state = np.random.SeedSequence([seed, batch.step, batch.share.start or 0]).generate_state(1, np.uint64)[0]
+    with torch.random.fork_rng(devices=where):
+        torch.manual_seed(int(state >> 1))
+        yield
+
+
 class Batches:
-    """Steps from ``start`` on over ``images``, ascending indices into the cache; the rest of an epoch is left out."""
+    """Steps from ``start`` on over ``images``, ascending indices into the cache; the rest of an epoch is left out.
+
+    ``steps`` are all there are, whatever ``epochs`` says.
+    """
 
     def __init__(
         self,
@@ -43,19 +58,26 @@ class Batches:
         *,
         batch_size: int,
         epochs: int,
+        steps: int | None = None,
         seed: int,
         start: int = 0,
         rank: int = 0,
         processes: int = 1,
         hook: TrainingHook | None = None,
+        steps_per_epoch: int | None = None,
     ) -> None:
+        """Without ``steps_per_epoch`` an epoch has as many steps as the images fill.
+
+        If it has more, images come again within an epoch; if it has fewer, each epoch takes others.
+        """
         self.cache, self.images, self.batch_size, self.seed, self.start = cache, images, batch_size, seed, start
         self.hook = hook
         self.sizes = cache.sizes
-        self.steps_per_epoch = len(images) // batch_size
-        self.total = self.steps_per_epoch * epochs
+        self.steps_per_epoch = steps_per_epoch or len(images) // batch_size
+        self.total = self.steps_per_epoch * epochs if steps is None else steps
         share = batch_size // processes
         self.share = slice(rank * share, (rank + 1) * share)
+        self._drawn: tuple[int, NDArray[np.int64]] | None = None  # the epoch that was asked for last, and its order
 
     def __len__(self) -> int:
         return max(0, self.total - self.start)
@@ -63,16 +85,25 @@ class Batches:
     def indices(self, step: int) -> NDArray[np.int64]:
         """Return the joined batch of a step, as indices into the cache."""
         epoch, position = divmod(step, self.steps_per_epoch)
+        if self._drawn is None or self._drawn[0] != epoch:
+            self._drawn = epoch, self._draw(epoch)
+        return self._drawn[1][position * self.batch_size : (position + 1) * self.batch_size].copy()
+
+    def _draw(self, epoch: int) -> NDArray[np.int64]:
+        """Return the images of an epoch in its order."""
         order = np.random.default_rng([self.seed, epoch]).permutation(self.images)
-        return order[position * self.batch_size : (position + 1) * self.batch_size]
+        return np.resize(order, max(len(order), self.steps_per_epoch * self.batch_size))
 
     def __iter__(self) -> Iterator[Batch]:
-        for step in range(self.start, self.total):
-            joined = self.indices(step)
+        """Yield the steps; the pixels of the next one are read while this one trains."""
+        steps = ((step, self.indices(step)) for step in range(self.start, self.total))
+        for (step, joined), (canvas, _) in bounded_map(self._read, steps, workers=1, ahead=1):
             sizes = torch.from_numpy(self.sizes[joined])
-            canvas, _ = self.cache.batch(joined[self.share])
             extra = None if self.hook is None else self.hook.extra(self, step, joined)
             yield Batch(step, canvas, sizes, self.share, self._labels(joined[self.share]), extra)
+
+    def _read(self, item: tuple[int, NDArray[np.int64]]) -> tuple[Tensor, Tensor]:
+        return self.cache.batch(item[1][self.share])
 
     def _labels(self, images: NDArray[np.int64]) -> Tensor | None:
         labels = self.cache.source.labels

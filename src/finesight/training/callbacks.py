@@ -10,15 +10,18 @@ from typing import Any
 
 import lightning as L
 import torch
-from rich.progress import BarColumn, TaskProgressColumn, TextColumn, TimeRemainingColumn
+from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
+from rich.text import Text
+from torch import Tensor
 
-from finesight.io.console import console
+from finesight.io.console import console, format_count
 from finesight.io.progress import progress_bar
 from finesight.training.batches import Batch
-from finesight.training.checkpoints import save_checkpoint
+from finesight.training.checkpoints import KEEP, remove_rows, save_checkpoint, save_rows
 from finesight.training.health import collapse_warning
 from finesight.training.metrics_log import MetricsLog
 from finesight.training.module import TrainingModule
+from finesight.training.progress import Pace, RunProgress, rate_words, time_words
 from finesight.training.run_folder import RunFolder
 
 WARN_AFTER = 20  # steps: a fresh projection head needs a few to spread out
@@ -52,8 +55,9 @@ class Journal(L.Callback):
         log_every: int,
         validate: Callable[[], dict[str, float]] | None,
         validate_every: int,
+        progress: RunProgress,
     ) -> None:
-        self.record, self.log_every = log, log_every
+        self.record, self.log_every, self.progress = log, log_every, progress
         self.validate, self.validate_every = validate, validate_every
         self.warned = False
 
@@ -65,51 +69,59 @@ class Journal(L.Callback):
         values = dict(pl_module.metrics)
         done = step + 1
         epoch, rest = divmod(done, per_epoch)
-        due = rest == 0 and (epoch % self.validate_every == 0 or epoch == pl_module.config.epochs)
+        last = done == pl_module.total_steps
+        due = last or (rest == 0 and epoch % self.validate_every == 0)
         if self.validate is not None and due:
+            self.progress.tell("checking", "scoring the held-out images", done)
             values |= self.validate()
-        if step % self.log_every == 0 or rest == 0:
+        if step % self.log_every == 0 or rest == 0 or last:
             self.record.write(step, done / per_epoch, values)
         if not self.warned and done >= WARN_AFTER and (warning := collapse_warning(values)):
             self.warned = True
             console.print(f"[yellow]{warning}[/yellow]")
 
 
-class ProgressBar(L.Callback):
-    """On rank 0: images per second, time left, and the numbers worth watching."""
+class Progress(L.Callback):
+    """On rank 0: how far the run is, in its ``progress.json`` and, if ``show``, in a bar."""
 
-    def __init__(self, total: int, start: int, batch_size: int) -> None:
-        self.bar = progress_bar(
-            True,
-            TextColumn("epoch {task.fields[epoch]}"),
-            BarColumn(),
-            TaskProgressColumn(),
-            TextColumn("{task.fields[rate]:.0f} images/s · loss {task.fields[loss]:.3f} ·"),
-            TimeRemainingColumn(),
-            TextColumn("left"),
-            transient=False,
-        )
-        self.task = self.bar.add_task("train", total=total, completed=start, epoch="", rate=0.0, loss=float("nan"))
-        self.start, self.batch_size, self.began = start, batch_size, time.monotonic()
+    def __init__(self, progress: RunProgress, total: int, start: int, batch_size: int, *, show: bool) -> None:
+        self.progress, self.total, self.start, self.batch_size = progress, total, start, batch_size
+        self.bar = progress_bar(show, TextColumn("{task.description}"), BarColumn(), _Words(), transient=False)
+        self.task = self.bar.add_task(self._first_step(), total=None, words="")
 
     def on_train_start(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
-        self.began = time.monotonic()
+        self.pace = Pace(self.start)
         self.bar.start()
+        self.progress.tell("training", self._first_step(), self.start, self.total)
+
+    def _first_step(self) -> str:
+        return f"step {self.start + 1:,}" if self.start else f"first step, {format_count(self.batch_size, 'image')}"
 
     def on_train_batch_end(
         self, trainer: L.Trainer, pl_module: L.LightningModule, outputs: Any, batch: Batch, batch_idx: int
     ) -> None:
         assert isinstance(pl_module, TrainingModule)
-        done = batch.step + 1
-        epoch = f"{batch.step // pl_module.steps_per_epoch + 1}/{pl_module.config.epochs}"
-        rate = (done - self.start) * self.batch_size / max(1e-9, time.monotonic() - self.began)
-        self.bar.update(self.task, completed=done, epoch=epoch, rate=rate, loss=pl_module.metrics["loss"])
+        done, loss = batch.step + 1, pl_module.metrics["loss"]
+        seconds = self.pace.seconds(done)
+        rate, left = self.batch_size / max(seconds, 1e-9), (self.total - done) * seconds
+        what = f"step {done:,} of {self.total:,}"
+        self.progress.tell("training", what, done, self.total, images_per_second=rate, seconds_left=left, loss=loss)
+        share = f"{100 * done / self.total:.0f} %"
+        words = f"{share} · {rate_words(rate)} · loss {loss:.3f} · {time_words(left)} left"
+        self.bar.update(self.task, description=what, completed=done, total=self.total, words=words)
 
     def on_train_end(self, trainer: L.Trainer, pl_module: L.LightningModule) -> None:
         self.bar.stop()
 
     def on_exception(self, trainer: L.Trainer, pl_module: L.LightningModule, exception: BaseException) -> None:
         self.bar.stop()
+
+
+class _Words(ProgressColumn):
+    """What is known of the run; until its first step ends, for how long that has been going on."""
+
+    def render(self, task: Task) -> Text:
+        return Text(task.fields["words"] or f"{task.elapsed or 0:.0f} s so far")
 
 
 class Checkpointer(L.Callback):
@@ -119,8 +131,12 @@ class Checkpointer(L.Callback):
     of them, so after every update they agree whether to stop: a rank left alone would wait for the others for ever.
     """
 
-    def __init__(self, run: RunFolder, minutes: float, total: int) -> None:
-        self.run, self.seconds, self.total = run, minutes * 60, total
+    def __init__(
+        self, run: RunFolder, minutes: float, total: int, images: Tensor | None = None, rows: str | None = None
+    ) -> None:
+        """``images`` identify the rows of what the hook keeps for each image; the run continues with file ``rows``."""
+        self.run, self.seconds, self.total, self.images = run, minutes * 60, total, images
+        self._looks, self._rows = -1, [rows] if rows else []  # as of the rows written last, and by which names
         self.last = time.monotonic()
         self.interrupted: int | None = None
         self._received = 0
@@ -167,9 +183,16 @@ class Checkpointer(L.Callback):
         self.last = time.monotonic()
         if not pl_module.is_finite():
             return
-        parts = {
+        parts: dict[str, Any] = {
             "module": pl_module.state_dict(),
             "optimizer": trainer.optimizers[0].state_dict(),
             "precision": trainer.precision_plugin.state_dict(),
         }
-        save_checkpoint(self.run.checkpoints, int(pl_module.steps), parts)
+        folder, step, hook = self.run.checkpoints, int(pl_module.steps), pl_module.hook
+        if self.images is not None and (rows := hook.rows()):
+            new = self._looks != hook.looks
+            name = save_rows(folder, step, {**rows, "images": self.images}) if new else self._rows[-1]
+            self._looks, self._rows = hook.looks, [*self._rows, name][-KEEP:]
+            parts["rows"] = name
+        save_checkpoint(folder, step, parts)
+        remove_rows(folder, self._rows)

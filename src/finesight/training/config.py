@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
@@ -9,14 +10,17 @@ from typing import Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
+from finesight.data.geometry import Framing
 from finesight.data.named_path import absolute_named_path
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
 from finesight.io.atomic import write_atomic
 from finesight.io.console import console
 from finesight.methods.base import OBJECTIVES, Method, ObjectiveConfig, find_method
-from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.pooling_config import TrainPooling
+from finesight.nn.backbone_config import BackboneConfig, is_hub_name
+from finesight.nn.pixels import own_pixels
+from finesight.nn.pooling_config import PoolingName, TrainPooling
+from finesight.nn.poolings import find_pooling
 from finesight.rationale.config import VARIANTS, RationaleConfig
 from finesight.training.hooks import HOOKS
 from finesight.training.renamed import current_settings
@@ -31,12 +35,14 @@ class _Model(BaseModel):
 class OptimConfig(_Model):
     """SGD as in the paper; the branch's own Adam step is ``rationale.branch_lr``."""
 
-    optimizer: Literal["sgd", "lars"] = "sgd"
+    optimizer: Literal["sgd", "lars", "adamw"] = "sgd"
     lr: float = Field(0.03, gt=0)
     momentum: float = Field(0.9, ge=0, lt=1)
     weight_decay: float = Field(1e-4, ge=0)
+    decay_biases: bool = True  # under sgd biases and norms decay too; under lars they never do
     bias_lr_ratio: float = Field(1.0, ge=0)  # biases and norms under lars learn at lr times this
     backbone_lr_ratio: float = Field(1.0, ge=0, le=1)  # the backbone learns at lr times this
+    layer_decay: float = Field(1.0, gt=0, le=1)  # each part of the backbone learns at this times the next one's rate
     freeze_epochs: float = Field(0.0, ge=0)  # the backbone is frozen so long, while the new head learns
     warmup_epochs: float = Field(0.0, ge=0)
     cosine: Literal["epoch", "step"] = "epoch"  # how often the rate changes; MoCo v2: once an epoch
@@ -57,7 +63,7 @@ class ValidationConfig(_Model):
 class SaliencyConfig(_Model):
     """Where the objects are, for pasting them on other backgrounds and for drawing crops."""
 
-    source: Literal["none", "detector", "files", "rationale"] = "none"
+    source: Literal["none", "detector", "files", "boxes", "rationale"] = "none"  # boxes: those annotated, an oracle
     folder: str | None = None  # of mask pictures, for ``files``; None: those that the data comes with
     every_n_epochs: int | None = Field(None, ge=1)  # new maps of the rationale; None: every fifth of the run
 
@@ -79,6 +85,7 @@ class TrainConfig(_Model):
     limit_images: int | None = Field(None, ge=2)
     limit_classes: int | None = Field(None, ge=2)  # the first classes of a labeled source
     epochs: int = Field(100, ge=1)
+    max_steps: int | None = Field(None, ge=1)  # the length of the run and of its schedules; None: ``epochs`` decide
     batch_size: int = Field(128, ge=2)  # over all devices
     seed: int = Field(0, ge=0)
     backbone: BackboneConfig = BackboneConfig()
@@ -88,6 +95,7 @@ class TrainConfig(_Model):
     views: ViewConfig = ViewConfig()
     focus: FocusConfig = FocusConfig()
     saliency: SaliencyConfig = SaliencyConfig()
+    test_pooling: PoolingName | None = None  # None: the method's own, or that of the rationale's variant
     test_resolution: int | None = Field(None, ge=16)  # pixels the encoder is used at; None: those it is trained at
     initial_weight_ratio: float = Field(0.0, ge=0, le=1)  # share of the initial weights in the encoder that is saved
     optim: OptimConfig = OptimConfig()
@@ -98,6 +106,8 @@ class TrainConfig(_Model):
         rationale = self.rationale
         if rationale is None and self.train_pooling != "average":
             raise ValueError(f"train_pooling '{self.train_pooling}' cannot do without a rationale")
+        if rationale is None and self.test_pooling is not None and find_pooling(self.test_pooling).needs_branch:
+            raise ValueError(f"test_pooling '{self.test_pooling}' cannot do without a rationale")
         for hook in HOOKS.values():
             hook.check(self)
         if rationale is not None and rationale.keep != "all" and rationale.keep_from >= self.epochs:
@@ -107,19 +117,33 @@ class TrainConfig(_Model):
     @property
     def pooling(self) -> str:
         """Return the name of the pooling that makes a feature at test time."""
+        if self.test_pooling is not None:
+            return self.test_pooling
         if self.rationale is None:
             return "average"
-        return find_method(self.method).pooling or self.rationale.pooling
+        return self.rationale.pooling_form(find_method(self.method).pooling or self.rationale.pooling)
+
+    def count_steps(self, steps_per_epoch: int) -> int:
+        """Return how many steps the run has."""
+        return self.epochs * steps_per_epoch if self.max_steps is None else self.max_steps
 
     @property
     def encoder_resolution(self) -> int:
         return self.test_resolution or self.views.resolution
 
+    @property
+    def encoder_framing(self) -> Framing:
+        """How a picture becomes the view that the encoder is used on."""
+        views = self.views
+        return Framing(self.encoder_resolution, views.crop_pct, views.interpolation, views.crop_mode)
+
     def with_absolute_paths(self) -> TrainConfig:
         """Return a copy with absolute paths: the same files from whichever folder a run is continued."""
 
         def absolute(path: str | None) -> str | None:
-            return path if path in (None, "imagenet", "random") else str(Path(str(path)).expanduser().absolute())
+            if path in (None, "imagenet", "random") or is_hub_name(str(path)):
+                return path
+            return str(Path(str(path)).expanduser().absolute())
 
         backbone = self.backbone.model_copy(update={"weights": absolute(self.backbone.weights)})
         saliency = self.saliency.model_copy(update={"folder": absolute(self.saliency.folder)})
@@ -136,6 +160,8 @@ class RuntimeConfig(_Model):
     nodes: int = Field(1, ge=1)
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     precision: Literal["auto", "32", "16", "bf16"] = "auto"
+    compile: bool = False
+    checkpoint_activations: bool = False  # keep less for the backward pass, which computes it again
     checkpoint_minutes: float = Field(2.0, ge=0)
     log_every: int = Field(10, ge=1)  # steps
     progress: bool = True
@@ -160,7 +186,18 @@ def build_config(overrides: dict[str, Any], *, warn: bool = True) -> TrainConfig
             values.setdefault(table, known)
         elif isinstance(given := values.get(table, {}), dict):  # anything else is refused by name in a moment
             values[table] = {**known, **given}
+    _add_pixels(values)
     return validate_settings(train_config(chosen.objective), **{**values, "rationale": rationale})
+
+
+def _add_pixels(values: dict[str, Any]) -> None:
+    """Scale pixels, resize and crop as the network's own weights expect, unless something else is given."""
+    try:
+        own = own_pixels(BackboneConfig.model_validate(values.get("backbone", {})))
+    except ValidationError:  # refused by name in a moment
+        return
+    if isinstance(given := values.get("views", {}), dict):
+        values["views"] = {**own._asdict(), **given}
 
 
 @cache
@@ -275,6 +312,21 @@ def read_yaml(file: Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise FineSightError(f"{file} is not a configuration: it must be a table of settings.")
     return values
+
+
+def commented_yaml(config: BaseModel, comments: Mapping[str, str]) -> str:
+    """Return the configuration as YAML with a comment behind each of the settings (dotted names) that has one."""
+    lines: list[str] = []
+    path: list[str] = []
+    for line in yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=float("inf")).splitlines():
+        text = line.lstrip()
+        if not text.startswith("- "):
+            del path[(len(line) - len(text)) // 2 :]
+            path.append(text.partition(":")[0])
+            comment = comments.get(".".join(path))
+            line = line if comment is None else f"{line}  # {comment}"
+        lines.append(line)
+    return "\n".join(lines) + "\n"
 
 
 def write_yaml(config: BaseModel, file: Path) -> None:

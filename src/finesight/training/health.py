@@ -1,4 +1,8 @@
-"""Signs, without labels, that training is going wrong."""
+"""Signs, without labels, that the embeddings have collapsed.
+
+They say nothing about how good the features are: among encoders that have not collapsed, they do not follow quality
+(docs/choosing.md).
+"""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 import torch
@@ -26,12 +26,30 @@ if TYPE_CHECKING:
 
 
 class TrainingHook(nn.Module):
-    """What every training has: plain views of plain batches. Its buffers are part of the checkpoint."""
+    """What every training has: plain views of plain batches.
+
+    Tensors with a row for each image are no buffers: they may be large, stay in the computer's own memory or on its
+    disk, and are written beside the checkpoint when they have changed.
+    """
+
+    per_image: ClassVar[tuple[str, ...]] = ()  # names of those tensors
 
     def __init__(self, config: TrainConfig, images: int) -> None:
         """Prepare for training on that many images."""
         super().__init__()
         self.config = config
+        self.looks = 0  # how often rows were computed from the encoder
+
+    def rows(self) -> dict[str, Tensor]:
+        """Return the rows that a run cannot do without when it is continued."""
+        return {}
+
+    def take_rows(self, state: dict[str, Any]) -> None:
+        """Copy rows out of a module's state, where earlier versions kept them and where loading puts them."""
+        needed = self.rows()
+        for name in self.per_image:
+            if (found := state.pop(f"hook.{name}", None)) is not None and name in needed:
+                needed[name].copy_(found)
 
     @classmethod
     def applies(cls, config: TrainConfig) -> bool:
@@ -84,6 +102,6 @@ def make_hook(config: TrainConfig, images: int) -> TrainingHook:
 
 
 def rename_hook_state(state: dict[str, Any]) -> None:
-    """Give the hook's buffers in a module's state their names of today: earlier versions had them in the module."""
+    """Give what the hook keeps in a module's state its names of today: earlier versions had it in the module."""
     for name in [name for name in state if "." not in name and name != "steps"]:
         state[f"hook.{name}"] = state.pop(name)

@@ -14,11 +14,12 @@ from finesight.errors import FineSightError
 from finesight.methods.base import DatasetInfo, find_method
 from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, mean_over_ranks
-from finesight.nn.norm import join_norms
+from finesight.nn.norm import hold_norms, join_norms
 from finesight.rationale.interaction import branch_pool
 from finesight.rationale.loss import Rationale
-from finesight.training.batches import Batch, step_generator
+from finesight.training.batches import Batch, network_randomness, step_generator
 from finesight.training.config import TrainConfig
+from finesight.training.groups import backbone_groups, split_decay
 from finesight.training.health import embedding_health
 from finesight.training.hooks import make_hook, rename_hook_state
 from finesight.training.optimizer import GroupedOptimizer
@@ -38,6 +39,7 @@ class TrainingModule(L.LightningModule):
     ) -> None:
         super().__init__()
         self.config, self.steps_per_epoch = config, steps_per_epoch
+        self.total_steps = config.count_steps(steps_per_epoch)
         self.kinds = config.views.kinds()
         kind = find_method(config.method).find_objective()
         assert kind is not None
@@ -45,25 +47,37 @@ class TrainingModule(L.LightningModule):
         backbone = Backbone(config.backbone, load=load_weights)
         data, pool, rationale = DatasetInfo(images, config.batch_size, classes), None, None
         if config.train_pooling != "average" and config.rationale is not None:
-            rationale = Rationale(backbone.channels, config.rationale)
+            rationale = Rationale(backbone.channels, config.rationale, signed=backbone.long_tokens)
             pool = branch_pool(config.train_pooling, backbone.channels, rationale.branch, config.rationale)
         self.objective = kind(backbone, config.objective, data, pool)
         if rationale is None and config.rationale is not None:  # last: all else begins as without one
-            rationale = Rationale(backbone.channels, config.rationale)
+            rationale = Rationale(backbone.channels, config.rationale, signed=backbone.long_tokens)
         self.rationale = rationale
         if kind.joint_norm:
             join_norms(self)
+        if rationale is not None and rationale.config.gradient == "own":
+            copies = [copy for copy, _ in self.objective.momentum_copies()]
+            hold_norms(self.objective, without=[backbone, self.objective.pool, *copies])
         self.register_buffer("steps", torch.zeros((), dtype=torch.long))
         self.hook = make_hook(config, images)
-        self.register_load_state_dict_pre_hook(lambda _, state, *__: rename_hook_state(state))  # type: ignore[no-untyped-call]
+        self.register_load_state_dict_pre_hook(lambda _, state, *__: self._take_rows(state))  # type: ignore[no-untyped-call]
         self.optimizer = self._make_optimizer()
         self.metrics: dict[str, float] = {}
+
+    def checkpoint_activations(self) -> None:
+        """Keep less for the backward pass (see ``Backbone``); momentum copies have none."""
+        self.objective.backbone.checkpoint_activations()
+
+    def _take_rows(self, state: dict[str, Any]) -> None:
+        rename_hook_state(state)
+        self.hook.take_rows(state)
 
     def training_step(self, batch: Batch, _: int) -> Tensor:
         generator = step_generator(self.config.seed, batch.step)
         kinds = self.kinds[: self.objective.views]
         views = self.hook.views(batch, kinds, generator, self.objective)
-        output = self.objective(views, generator, batch.labels)
+        with network_randomness(self.config.seed, batch):
+            output = self.objective(views, generator, batch.labels)
         loss = contrast = output.loss.mean()
         metrics = {"objective": contrast, **output.metrics}
         if self.rationale is not None:
@@ -83,7 +97,7 @@ class TrainingModule(L.LightningModule):
         factor = cosine_factor(
             batch.step,
             self.steps_per_epoch,
-            self.config.epochs,
+            self.total_steps / self.steps_per_epoch,
             warmup_epochs=optim.warmup_epochs,
             every=optim.cosine,
             min_ratio=optim.min_lr_ratio,
@@ -91,14 +105,19 @@ class TrainingModule(L.LightningModule):
         for group in self.optimizer.param_groups:
             frozen = batch.step < group["freeze_epochs"] * self.steps_per_epoch
             group["lr"] = 0.0 if frozen else group["base_lr"] * (1.0 if group["constant"] else factor)
-        self.objective.before_step(batch.step / (self.steps_per_epoch * self.config.epochs))
+        self.objective.before_step(batch.step / self.total_steps)
+
+    @property
+    def epochs(self) -> int:
+        """How many epochs the run has, the last of which may be cut short."""
+        return math.ceil(self.total_steps / self.steps_per_epoch)
 
     def finish_step(self, batch: Batch) -> None:
         """Update the state after the optimizer step, before anything reads it (see StepHooks)."""
         self.objective.after_step(self._output)
         del self._output
         self.steps.fill_(batch.step + 1)
-        self.metrics["lr"] = self.optimizer.param_groups[1]["lr"]  # of the heads, which are never frozen
+        self.metrics["lr"] = self.optimizer.param_groups[self._first_head]["lr"]  # heads are never frozen
 
     def is_finite(self) -> bool:
         """Return whether every weight is a number."""
@@ -112,20 +131,26 @@ class TrainingModule(L.LightningModule):
         branch = list(self.rationale.parameters()) if self.rationale is not None else []
         branch_lr = self.rationale.config.branch_lr if self.rationale is not None else None
         optim = self.config.optim
-        backbone = [p for p in self.objective.backbone.parameters() if p.requires_grad]
-        backbone_rate = {"base_lr": optim.lr * optim.backbone_lr_ratio, "freeze_epochs": optim.freeze_epochs}
-        groups: list[dict[str, Any]] = [{"params": backbone, "optimizer": optim.optimizer, **backbone_rate}]
+        groups = backbone_groups(self.objective.backbone, optim)
+        heads: list[dict[str, Any]] = []
         for head in self.objective.head_groups():
             own = {"freeze_epochs": head.freeze_epochs, "constant": head.constant}
-            groups.append({"params": list(head.params), "optimizer": optim.optimizer, "base_lr": optim.lr, **own})
+            heads.append({"params": list(head.params), "optimizer": optim.optimizer, "base_lr": optim.lr, **own})
+        self._first_head = len(groups)
+        groups += split_decay(heads)
         if branch_lr is not None:
             groups.append(
                 {"params": branch, "optimizer": "adam", "base_lr": branch_lr, "clip_grad_norm_per_tensor": None}
             )
         elif branch:
-            groups.append({"params": branch, "optimizer": optim.optimizer, "base_lr": optim.lr})
+            groups += split_decay([{"params": branch, "optimizer": optim.optimizer, "base_lr": optim.lr}])
         return GroupedOptimizer(
-            groups, optim.momentum, optim.weight_decay, optim.bias_lr_ratio, optim.clip_grad_norm_per_tensor
+            groups,
+            optim.momentum,
+            optim.weight_decay,
+            optim.bias_lr_ratio,
+            optim.clip_grad_norm_per_tensor,
+            decay_biases=optim.decay_biases,
         )
 
     def transfer_batch_to_device(self, batch: Batch, device: torch.device, dataloader_idx: int) -> Batch:
@@ -138,7 +163,7 @@ class TrainingModule(L.LightningModule):
 def cosine_factor(
     step: int,
     steps_per_epoch: int,
-    epochs: int,
+    epochs: float,
     *,
     warmup_epochs: float = 0.0,
     every: Literal["epoch", "step"] = "epoch",

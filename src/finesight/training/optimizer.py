@@ -1,4 +1,4 @@
-"""One optimizer whose groups step by different rules: SGD or LARS for the encoder, Adam for the branch.
+"""One optimizer whose groups step by different rules: SGD, LARS or AdamW for the encoder, Adam for the branch.
 
 The branch needs a step of its own (ν times the encoder's lets it crawl or diverge). Groups of one optimizer, rather
 than several optimizers, leave accumulation, clipping and loss scaling to Lightning's automatic optimization.
@@ -23,7 +23,10 @@ TRUST = 1e-3  # LARS: the length of a step, as a share of that of the weights it
 
 
 class GroupedOptimizer(Optimizer):
-    """Each group's ``rule`` is sgd (momentum, weight decay), lars (You et al., 2017) or adam (no decay)."""
+    """Each group's ``optimizer`` is sgd (momentum, weight decay), lars (You et al., 2017), adam (no decay) or adamw.
+
+    AdamW's decay is decoupled from the gradient (Loshchilov and Hutter, 2019).
+    """
 
     def __init__(
         self,
@@ -32,6 +35,8 @@ class GroupedOptimizer(Optimizer):
         weight_decay: float,
         bias_lr_ratio: float = 1.0,
         clip_grad_norm_per_tensor: float | None = None,
+        *,
+        decay_biases: bool = True,
     ) -> None:
         defaults = {
             "optimizer": "sgd",
@@ -41,18 +46,20 @@ class GroupedOptimizer(Optimizer):
             "constant": False,  # it does not follow the schedule
             "momentum": momentum,
             "weight_decay": weight_decay,
+            "decay_biases": decay_biases,
             "bias_lr_ratio": bias_lr_ratio,
             "clip_grad_norm_per_tensor": clip_grad_norm_per_tensor,
             "betas": (0.9, 0.999),
             "eps": 1e-8,
         }
         super().__init__(groups, defaults)
-        self._rules = {"sgd": self._sgd, "lars": self._lars, "adam": self._adam}
+        self._rules = {"sgd": self._sgd, "lars": self._lars, "adam": self._adam, "adamw": self._adamw}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Load a state, also one whose groups have the names of earlier versions."""
         groups = [
-            {RENAMED.get(key, key): value for key, value in group.items()} for group in state_dict["param_groups"]
+            {"decay_biases": True, **{RENAMED.get(key, key): value for key, value in group.items()}}  # as it was before
+            for group in state_dict["param_groups"]
         ]
         super().load_state_dict({**state_dict, "param_groups": groups})
 
@@ -71,7 +78,12 @@ class GroupedOptimizer(Optimizer):
         return loss
 
     def _sgd(self, group: dict[str, Any], params: list[Tensor]) -> None:
-        grads = torch._foreach_add([p.grad for p in params if p.grad is not None], params, alpha=group["weight_decay"])
+        """All decay alike, or biases and norms not at all."""
+        grads = [p.grad for p in params if p.grad is not None]
+        if group["decay_biases"]:
+            grads = list(torch._foreach_add(grads, params, alpha=group["weight_decay"]))
+        else:
+            grads = [g + group["weight_decay"] * p if p.ndim > 1 else g for g, p in zip(grads, params, strict=True)]
         self._momentum(group, params, grads, group["lr"])
 
     def _lars(self, group: dict[str, Any], params: list[Tensor]) -> None:
@@ -94,6 +106,10 @@ class GroupedOptimizer(Optimizer):
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, list(grads))
         torch._foreach_add_(params, buffers, alpha=-rate)
+
+    def _adamw(self, group: dict[str, Any], params: list[Tensor]) -> None:
+        torch._foreach_mul_(params, 1 - group["lr"] * group["weight_decay"])
+        self._adam(group, params)
 
     def _adam(self, group: dict[str, Any], params: list[Tensor]) -> None:
         first, second = group["betas"]

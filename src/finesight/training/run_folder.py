@@ -6,10 +6,13 @@ import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
+from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
 from finesight.io.lock import Busy, acquire
-from finesight.training.config import TrainConfig, build_config, flat, read_yaml, write_yaml
+from finesight.training.config import TrainConfig, build_config, dotted, flat, read_yaml, write_yaml
+from finesight.training.renamed import current_settings
 
 CONTENTS = (
     "metrics.csv",
@@ -17,15 +20,29 @@ CONTENTS = (
     "checkpoints",
     "encoder",
     "encoder-best",
+    "encoder-trained",
+    ".goes-on",
+    "verdict.json",
+    "judgments.json",
     "study.safetensors",
     "skipped.csv",
+    "progress.json",
+    "images.npz",
     "report.html",
     "evaluation.json",
     "evaluation-classes.csv",
     "probe",
+    "plan.json",
     "config.yaml",  # last: while it is there, what is left of the others is a run's
 )
-BEGINNINGS = (".lock", ".config.yaml.")  # what a run killed at once leaves: these, or names that begin so
+# What a run killed at once leaves, and what `finesight up` has made before it trains: these, or names that begin so.
+BEGINNINGS = (".lock", ".config.yaml.", "frozen", "training.log")
+
+
+# What runs of earlier versions, which do not say it, were made with; a new run has the network's own.
+EARLIER = {
+    f"views.{name}": ViewConfig.model_fields[name].default for name in ("interpolation", "crop_pct", "crop_mode")
+}
 
 
 class RunFolder:
@@ -34,23 +51,38 @@ class RunFolder:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.config_file = root / "config.yaml"
+        self.plan = root / "plan.json"  # why the settings are as they are
         self.metrics_file = root / "metrics.csv"
         self.checkpoints = root / "checkpoints"
         self.encoder = root / "encoder"
+        self.goes_on = root / ".goes-on"  # there while a finished run is trained further: the encoder is the former one
         self.best_encoder = root / "encoder-best"
+        self.trained_encoder = root / "encoder-trained"  # where the frozen one is kept as the encoder
+        self.verdict = root / "verdict.json"
         self.study = root / "study.safetensors"
         self.skipped = root / "skipped.csv"
+        self.progress = root / "progress.json"
+        self.images = root / "images.npz"  # those that the run began with
         self.report = root / "report.html"
         self.evaluation = root / "evaluation.json"
         self.classes = root / "evaluation-classes.csv"
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there is something to lose."""
+        return any(path.exists() for path in (self.metrics_file, self.checkpoints, self.encoder, self.best_encoder))
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether it was trained to its end."""
+        return (self.encoder / "encoder.json").exists() and not self.goes_on.exists()
 
     def enter(self, config: TrainConfig, *, restart: bool) -> None:
         """Make the locked folder ready: new, continued, or begun anew with ``restart``.
 
         Raises FineSightError if it holds a run with another configuration and ``restart`` is off.
         """
-        begun = (self.metrics_file, self.checkpoints, self.encoder, self.best_encoder)  # else there is nothing to lose
-        if any(path.exists() for path in begun) and not restart:
+        if self.has_begun and not restart:
             self._require_same(config)
             return
         for name in CONTENTS:
@@ -64,7 +96,12 @@ class RunFolder:
     def config(self) -> TrainConfig:
         if not self.config_file.exists():
             raise FineSightError(f"{self.root} is not a run: it has no config.yaml.")
-        return build_config(read_yaml(self.config_file), warn=False)
+        return build_config(self.settings(), warn=False)
+
+    def settings(self) -> dict[str, Any]:
+        """Return what ``config.yaml`` holds, with dots, under the names and with the defaults of this version."""
+        stored = current_settings(dotted(read_yaml(self.config_file)))[0]
+        return {**EARLIER, **stored}
 
     @contextmanager
     def locked(self) -> Iterator[None]:
@@ -72,7 +109,7 @@ class RunFolder:
 
         Raises FineSightError if another process trains in it, or if it holds something that is not a run.
         """
-        self._refuse_foreign()
+        self.refuse_foreign()
         try:
             self.root.mkdir(parents=True, exist_ok=True)
             handle = acquire(self.root / ".lock")
@@ -85,7 +122,7 @@ class RunFolder:
         with handle:
             yield
 
-    def _refuse_foreign(self) -> None:
+    def refuse_foreign(self) -> None:
         """Raise FineSightError if the folder holds files of another program."""
         if self.root.exists() and not self.root.is_dir():
             raise FineSightError(f"{self.root} is a file: --out must be a folder.")

@@ -8,25 +8,57 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.features.encoder_folder import warn_of_random_weights
 from finesight.nn.backbone import Backbone
+from finesight.nn.feature_map import find_map
 from finesight.rationale.branch import FittingBranch
 from finesight.training.config import TrainConfig
 from finesight.training.module import TrainingModule
 from finesight.training.run_folder import RunFolder
 
+# How a network that was not trained can be pooled (it has no rationale). rank-1 / mAP of an ImageNet ResNet-50:
+#     birds, 200 classes (results/cub/cpu-200)   36.3 / 13.0   48.2 / 19.9   47.6 / 20.1   50.4 / 21.6
+#     birds, 50 classes (results/cub/cpu-50)     55.7 / 26.2   65.7 / 35.1   63.6 / 35.5   66.2 / 36.8
+#     cars, 16 classes of Stanford Cars               –        70.9 / 31.2        –        70.2 / 32.0
+FROZEN_POOLINGS = ("average", "gem", "energy", "energy-gem")
+FROZEN_POOLING = "energy-gem"  # the best of them in mAP on all three, and in rank-1 on both sets of birds
 
-def untrained_encoder(config: TrainConfig) -> Encoder:
-    """Return the network as training with ``config`` finds it, average pooled."""
-    module = TrainingModule(config, images=2, steps_per_epoch=1)
-    changes = {"method": "untrained", "pooling": "average", "rationale": None}
-    backbone = module.objective.exported
+
+def frozen_pooling(backbone: str) -> str:
+    """Return the best pooling of a network that was not trained: by its own attention where that can be had.
+
+    Of a small vision transformer (results/signed-maps, docs/backbones.md) rank-1 / mAP are 40.6 / 22.8 by attention,
+    39.7 / 21.7 by energy-gem, 39.6 / 21.8 by average and 40.7 / 22.5 by class-token-and-average.
+    """
+    return "attention" if find_map(backbone).map.attention else FROZEN_POOLING
+
+
+def frozen_poolings(encoder: Encoder) -> tuple[str, ...]:
+    """Return how a network that was not trained can be pooled: vision transformers in more ways than others."""
+    found = encoder.backbone.map
+    tokens = ("class-token", "class-token-and-average") if found.class_token else ()
+    return (*FROZEN_POOLINGS, *tokens, *(("attention", "attention-gem") if found.attention else ()))
+
+
+def frozen_encoder(config: TrainConfig, pooling: str = FROZEN_POOLING) -> Encoder:
+    """Return the network with the weights that training with ``config`` begins with, to be compared with.
+
+    No objective is built, and the random numbers of the caller stay as they are.
+    """
+    with torch.random.fork_rng(devices=()):
+        torch.manual_seed(config.seed)  # as TrainingModule does, for weights that begin at random
+        backbone = Backbone(config.backbone.model_copy(update={"lora": 0, "lora_alpha": None}))
+    changes = {"method": "frozen", "pooling": pooling, "rationale": None}
     return Encoder(_encoder_config(config, backbone).model_copy(update=changes), backbone)
 
 
 def make_encoder(config: TrainConfig, module: TrainingModule) -> Encoder:
-    """Return the encoder as training has it now. It shares the weights unless initial ones are mixed in."""
+    """Return the encoder as training has it now: a plain network, updates of LoRA merged.
+
+    It shares the weights unless they are merged or initial ones are mixed in.
+    """
     branch = module.rationale.branch if module.rationale is not None else None
-    backbone = module.objective.exported
+    backbone = module.objective.exported.merged()
     if config.initial_weight_ratio > 0:
         backbone = mix_with_initial(backbone, config)
     return Encoder(_encoder_config(config, backbone), backbone, branch)
@@ -37,9 +69,7 @@ def mix_with_initial(backbone: Backbone, config: TrainConfig) -> Backbone:
 
     After Wortsman et al., Robust fine-tuning of zero-shot models (CVPR 2022), batch statistics included.
     """
-    with torch.random.fork_rng(devices=()):
-        torch.manual_seed(config.seed)  # as TrainingModule did, for weights that begin at random
-        initial = Backbone(config.backbone).state_dict()
+    initial = frozen_encoder(config).backbone.state_dict()
     mixed = copy.deepcopy(backbone)
     for name, value in mixed.state_dict().items():
         if value.is_floating_point():
@@ -56,24 +86,27 @@ def _encoder_config(config: TrainConfig, backbone: Backbone) -> EncoderConfig:
         rationale=config.rationale,
         mean=config.views.mean,
         std=config.views.std,
+        interpolation=config.views.interpolation,
+        crop_pct=config.views.crop_pct,
+        crop_mode=config.views.crop_mode,
     )
 
 
 def save_encoder(config: TrainConfig, run: RunFolder, module: TrainingModule) -> None:
-    """Save the best encoder where the variant wants that, else the last. Its folder marks a finished run."""
+    """Save the best encoder where the variant wants that, else the last. The run is finished then."""
     wants_best = config.rationale is not None and config.rationale.checkpoint == "best"
     best = wants_best and run.best_encoder.exists()
     encoder = Encoder.load(run.best_encoder) if best else make_encoder(config, module)
     if module.rationale is not None and len(module.rationale.study):
         save_file({k: v.contiguous().cpu() for k, v in module.rationale.study.state_dict().items()}, run.study)
     encoder.save(run.encoder)
+    run.goes_on.unlink(missing_ok=True)
 
 
 def save_frozen(config: TrainConfig, run: RunFolder) -> None:
-    """Save the backbone with the weights it begins with, for methods that train nothing."""
-    torch.manual_seed(config.seed)  # for random weights
-    backbone = Backbone(config.backbone)
-    Encoder(_encoder_config(config, backbone), backbone).save(run.encoder)
+    """Save the encoder of a method that trains nothing."""
+    frozen_encoder(config, config.pooling).save(run.encoder)
+    warn_of_random_weights(run.encoder)
 
 
 def load_studied_branches(run: RunFolder) -> dict[int, FittingBranch]:

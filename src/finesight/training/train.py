@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import logging
 import os
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import lightning as L
 import numpy as np
@@ -17,23 +18,29 @@ from lightning.fabric.utilities.exceptions import MisconfigurationException
 from lightning.pytorch.strategies import DDPStrategy
 from numpy.typing import NDArray
 
-from finesight.data.cache import DecodedCache, cache_side, open_cache, write_skipped
-from finesight.data.sources import open_source
+from finesight.data.cache import DecodedCache
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.retrieval import retrieval
 from finesight.features.extract import extract
-from finesight.io.console import console
+from finesight.io.atomic import write_atomic
+from finesight.io.console import console, format_count
+from finesight.io.signals import stoppable
 from finesight.methods.base import find_method
+from finesight.nn.backbone import Backbone
 from finesight.rationale.loss import RATIONALE_METRICS
 from finesight.training.batches import Batches
-from finesight.training.callbacks import Checkpointer, Journal, ProgressBar, StepHooks
+from finesight.training.callbacks import Checkpointer, Journal, Progress, StepHooks
 from finesight.training.checkpoints import checkpoints, load_checkpoint
 from finesight.training.config import RuntimeConfig, TrainConfig
+from finesight.training.half_precision import require_half_precision, uses_half_precision
 from finesight.training.health import HEALTH_METRICS
 from finesight.training.metrics_log import MetricsLog, metric_series
 from finesight.training.module import LOSS_METRICS, RATE_METRICS, TrainingModule
+from finesight.training.progress import RunProgress
 from finesight.training.run_folder import RunFolder
+from finesight.training.run_images import RunImages, carry_rows, path_hashes, restored_config, steps_per_epoch
 from finesight.training.save_encoder import make_encoder, save_encoder, save_frozen
+from finesight.training.train_images import encoder_cache, prepare_data
 
 PRECISIONS: dict[str, Literal["32-true", "16-mixed", "bf16-mixed"]] = {
     "32": "32-true",
@@ -50,8 +57,17 @@ def metric_words(method: str) -> dict[str, str]:
     return {**LOSS_METRICS, **own, **HEALTH_METRICS, **RATIONALE_METRICS, **VALIDATION_METRICS, **RATE_METRICS}
 
 
-def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, *, restart: bool = False) -> RunFolder:
+def train(
+    config: TrainConfig,
+    out: Path,
+    runtime: RuntimeConfig | None = None,
+    *,
+    restart: bool = False,
+    plan: Mapping[str, Any] | None = None,
+) -> RunFolder:
     """Train as configured into the run folder ``out`` and return it; the same call continues an unfinished run.
+
+    ``plan`` says why the settings are as they are (see ``training.presets``); it is stored with a new run.
 
     Raises FineSightError if the data or the settings cannot be used or the weights become not-a-number, and
     Interrupted if the run was stopped by a signal.
@@ -60,85 +76,28 @@ def train(config: TrainConfig, out: Path, runtime: RuntimeConfig | None = None, 
     run = RunFolder(out)
     main = is_main_process()
     console.quiet = not main
+    progress = RunProgress(run.progress if main else None)
     with run.locked() if main else contextlib.nullcontext():
         if main:
             run.enter(config, restart=restart)
-        if (run.encoder / "encoder.json").exists():
+            if plan is not None and not run.has_begun:
+                write_atomic(run.plan, json.dumps(plan, indent=1) + "\n")
+        if run.is_finished:
             console.print(f"{out} is finished: nothing to do. (--restart begins anew.)")
             return run
-        cache, images, held_out = prepare_data(config, runtime, run if main else None)
-        if find_method(config.method).objective is not None:
-            _fit(config, runtime, run, cache, images, held_out)
-        elif main:
-            save_frozen(config, run)
+        with progress.ending(), stoppable(progress.stopped) if main else contextlib.nullcontext():
+            if main and uses_half_precision(runtime):
+                progress.tell("preparing", "trying half precision", 0, 0)
+                require_half_precision()
+            known = RunImages.read(run.images) if checkpoints(run.checkpoints) else None
+            cache, images, held_out = prepare_data(config, runtime, run if main else None, progress, known)
+            progress.tell("preparing", f"loading the network for {format_count(len(images), 'image')}", 0, 0)
+            if find_method(config.method).objective is not None:
+                _fit(config, runtime, run, cache, images, held_out, progress, known)
+            elif main:
+                save_frozen(config, run)
+            progress.tell("done", "training is done")
     return run
-
-
-def encoder_cache(
-    config: TrainConfig, runtime: RuntimeConfig, cache: DecodedCache, images: NDArray[np.int64]
-) -> DecodedCache:
-    """Return these images of the training cache, decoded at the resolution of the encoder."""
-    return open_cache(
-        cache.source.select(images),
-        cache_side(config.encoder_resolution),
-        cache_dir=runtime.cache_dir,
-        workers=runtime.workers,
-        progress=False,
-    )
-
-
-def prepare_data(
-    config: TrainConfig, runtime: RuntimeConfig, run: RunFolder | None = None
-) -> tuple[DecodedCache, NDArray[np.int64], NDArray[np.int64]]:
-    """Return the decoded train images, which of them are trained on, and which are held out for validation."""
-    source = open_source(config.data)
-    if run is not None:
-        console.print(source.describe())
-    if config.limit_classes is not None:
-        source = source.first_classes(config.limit_classes)
-    source = source.split("train")
-    if config.limit_images is not None and config.limit_images < len(source):
-        picked = np.random.default_rng([config.seed, 1]).permutation(len(source))[: config.limit_images]
-        source = source.select(np.sort(picked))
-    cache = open_cache(
-        source,
-        cache_side(config.views.resolution),
-        cache_dir=runtime.cache_dir,
-        workers=runtime.workers,
-        progress=runtime.progress and run is not None,
-    )
-    if run is not None:
-        write_skipped(cache.skipped, run.skipped)
-        if cache.skipped:
-            console.print(f"{len(cache.skipped)} files were skipped; {run.skipped} says which and why.")
-    images, held_out = hold_out(len(cache), config)
-    if cache.source.labels is None:
-        images, held_out = np.arange(len(cache)), held_out[:0]
-    objective = find_method(config.method).find_objective()
-    if objective is None:
-        return cache, images, held_out
-    if objective.labeled:
-        labels = cache.source.labels
-        if labels is None or (labels < 0).all():
-            raise FineSightError(
-                f"Method {config.method!r} learns from labels and {source.root} has none. Give a folder with one "
-                "sub-folder per class, or a list with a label column."
-            )
-        images = images[labels[images] >= 0]
-    if len(images) < config.batch_size:
-        raise FineSightError(
-            f"{source.root} has {len(images)} readable images to train on ({len(cache.skipped)} skipped, "
-            f"{len(held_out)} held out for validation), fewer than one batch of {config.batch_size}: "
-            f"add images or lower --batch-size to {max(2, len(images))} or less."
-        )
-    return cache, images, held_out
-
-
-def hold_out(count: int, config: TrainConfig) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Choose a random part for validation without using labels. Returns (kept, held out), both in order."""
-    size = min(config.validation.max_images, round(count * config.validation.fraction))
-    order = np.random.default_rng([config.seed, 2]).permutation(count)
-    return np.sort(order[size:]), np.sort(order[:size])
 
 
 def _fit(
@@ -148,23 +107,45 @@ def _fit(
     cache: DecodedCache,
     images: NDArray[np.int64],
     held_out: NDArray[np.int64],
+    progress: RunProgress,
+    known: RunImages | None,
 ) -> None:
     processes = runtime.devices * runtime.nodes
     if config.batch_size % processes:
         raise FineSightError(
             f"--batch-size {config.batch_size} cannot be shared by {processes} devices: use a multiple of it."
         )
+    loaded = load_checkpoint(run.checkpoints)
     per_epoch = len(images) // config.batch_size
-    classes = len(cache.source.classes)
-    module = TrainingModule(config, images=len(images), steps_per_epoch=per_epoch, classes=classes)
-    _refuse_a_single_cell(module)
+    if loaded is not None:
+        per_epoch = steps_per_epoch(run, per_epoch) if known is None else known.steps_per_epoch
+    sized, classes = config, len(cache.source.classes)
+    if loaded is not None:
+        sized, learned = restored_config(config, loaded[1]["module"])
+        if learned and learned != classes:
+            raise FineSightError(
+                f"{run.root} learns {format_count(learned, 'class', 'classes')} and {cache.source.root} has {classes}. "
+                "This run is of an earlier version, which did not keep their names: give it the classes back, or begin "
+                "anew with --restart."
+            )
+    module = TrainingModule(sized, images=len(images), steps_per_epoch=per_epoch, classes=classes)
+    if runtime.compile and runtime.checkpoint_activations:
+        raise FineSightError("--compile decides itself what is kept: leave out --checkpoint-activations or --compile.")
+    for part in module.modules() if runtime.compile else ():
+        if isinstance(part, Backbone):
+            part.compile_features()
+    if runtime.checkpoint_activations:
+        module.checkpoint_activations()
+    refuse_a_single_cell(module)
+    _refuse_too_short(module)
     try:
         trainer = _trainer(config, runtime)
     except MisconfigurationException as error:
         raise FineSightError(f"--accelerator {runtime.accelerator} --devices {runtime.devices}: {error}") from error
-    start = 0
-    if (loaded := load_checkpoint(run.checkpoints)) is not None:
+    start, hashes = 0, path_hashes(cache.source)[images]
+    if loaded is not None:
         state = loaded[1]
+        carry_rows(module.hook, state["module"], state.get("images"), hashes)
         module.load_state_dict(state["module"])
         module.optimizer.load_state_dict(state["optimizer"])
         trainer.precision_plugin.load_state_dict(state["precision"])
@@ -175,18 +156,25 @@ def _fit(
         images,
         batch_size=config.batch_size,
         epochs=config.epochs,
+        steps=config.max_steps,
         seed=config.seed,
         start=start,
         rank=trainer.global_rank,
         processes=processes,
         hook=module.hook,
+        steps_per_epoch=per_epoch,
     )
-    saver = Checkpointer(run, runtime.checkpoint_minutes, batches.total)
+    rows = torch.from_numpy(hashes.view(np.int64)) if module.hook.per_image else None
+    known_rows = None if loaded is None else loaded[1].get("rows")
+    saver = Checkpointer(run, runtime.checkpoint_minutes, batches.total, rows, known_rows)
     callbacks: list[L.Callback] = [saver]
     module.hook.on_fit_start(cache, images, runtime.cache_dir, runtime.progress and main)
     log = None
     if main:
-        console.print(f"{module.objective.backbone.load_report}; {len(images)} images, {batches.total} steps.")
+        if known is None:
+            RunImages.of(cache, held_out, per_epoch).write(run.images)
+        length = f"{format_count(len(images), 'image')}, {format_count(batches.total, 'step')}"
+        console.print(f"{module.objective.backbone.load_report}; {length}.")
         if start:
             console.print(f"Continuing at step {start} of {batches.total}.")
         rationale = RATIONALE_METRICS if config.rationale else ()
@@ -195,10 +183,9 @@ def _fit(
         log = MetricsLog(run.metrics_file, names, run.root / "tensorboard", start)
         validate = _validator(config, runtime, run, module, cache, held_out)
         every = config.validation.every_n_epochs
-        journal = Journal(log, log_every=runtime.log_every, validate=validate, validate_every=every)
+        journal = Journal(log, log_every=runtime.log_every, validate=validate, validate_every=every, progress=progress)
         callbacks.insert(0, journal)  # a saved step is a logged one
-        if runtime.progress:
-            callbacks.append(ProgressBar(batches.total, start, config.batch_size))
+        callbacks.append(Progress(progress, batches.total, start, config.batch_size, show=runtime.progress))
     trainer.callbacks += callbacks  # type: ignore[attr-defined]
     try:
         if len(batches):
@@ -215,14 +202,26 @@ def _fit(
         if log is not None:
             log.close()
     if saver.interrupted is not None and main:
-        steps = f"{int(module.steps)} of {batches.total} steps"
+        steps = f"{int(module.steps)} of {format_count(batches.total, 'step')}"
         raise Interrupted(saver.interrupted, f"Stopped after {steps}; all is saved. The same command continues.")
     if main:
+        progress.tell("saving", "saving the encoder")
         save_encoder(config, run, module)
 
 
+def _refuse_too_short(module: TrainingModule) -> None:
+    """Raise FineSightError if the run ends before the epoch at which projections are chosen."""
+    rationale, steps, per_epoch = module.config.rationale, module.total_steps, module.steps_per_epoch
+    if rationale is not None and rationale.keep != "all" and rationale.keep_from * per_epoch >= steps:
+        raise FineSightError(
+            f"Projections would be chosen at epoch {rationale.keep_from}, and the run ends after "
+            f"{format_count(steps, 'step')}, with {per_epoch} an epoch: give more steps, or a smaller "
+            "rationale.keep_from."
+        )
+
+
 @torch.no_grad()
-def _refuse_a_single_cell(module: TrainingModule) -> None:
+def refuse_a_single_cell(module: TrainingModule) -> None:
     """Raise FineSightError if the map has one cell, where a rationale has nothing to learn."""
     if module.rationale is None:
         return
@@ -278,7 +277,7 @@ def _validator(
     labels = cache.source.labels
     if labels is None or len(held_out) < 2 or np.unique(labels[held_out], return_counts=True)[1].max() < 2:
         return None
-    seen = encoder_cache(config, runtime, cache, held_out)
+    seen = encoder_cache(config, runtime, cache, held_out, show=runtime.progress)
     labels = seen.source.labels
     assert labels is not None
     best = max((value for _, value in metric_series(run.metrics_file).get("val_rank1", [])), default=-1.0)

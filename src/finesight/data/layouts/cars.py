@@ -1,9 +1,9 @@
-"""Stanford Cars in both of the forms it was given out in: split, classes and boxes."""
+"""Stanford Cars: split, classes and boxes in its official forms, split and classes in the form of many mirrors."""
 
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 
 from finesight.data.layouts.layout import DatasetLayout, DirectoryTree, OfficialCounts, damaged, register_layout
 from finesight.data.listing import split_folders
-from finesight.data.sources import ImageSource
+from finesight.data.sources import ImageSource, open_splits
 from finesight.errors import FineSightError
 
 _FOLDERS = ("cars_train", "cars_test", "car_ims")
@@ -22,6 +22,10 @@ _TEST = "cars_test_annos_withlabels.mat"
 _TEST_UNLABELED = "cars_test_annos.mat"
 _ALL = "cars_annos.mat"
 _CORNERS = ("bbox_x1", "bbox_y1", "bbox_x2", "bbox_y2")
+_SOME_CLASSES = (  # two as folders in train and one in test: these are Stanford Cars, not somebody else's cars
+    *("AM General Hummer SUV 2000", "Audi TTS Coupe 2012", "BMW M3 Coupe 2012", "Dodge Caliber Wagon 2012"),
+    *("Ford GT Coupe 2006", "Hyundai Sonata Sedan 2012", "Nissan Juke Hatchback 2012", "smart fortwo Convertible 2012"),
+)
 
 
 @dataclass(frozen=True)
@@ -62,6 +66,14 @@ class Cars(DatasetLayout):
                 ("cars_annos.mat", "class, box and split of every image, and the names of the classes"),
             ),
         ),
+        DirectoryTree(
+            "stanford_cars",
+            (
+                ("train/Audi TTS Coupe 2012/", "one folder of images per class, as many mirrors have it; no boxes"),
+                ("train/smart fortwo Convertible 2012/", "and so on"),
+                ("test/smart fortwo Convertible 2012/", "the same classes"),
+            ),
+        ),
     )
     annotations = "boxes"
     note = (
@@ -74,14 +86,22 @@ class Cars(DatasetLayout):
     def recognizes(self, root: Path) -> bool:
         """Return True for two of the dataset's parts, so that a partial copy is not taken for a plain folder.
 
-        Annotations beside train and test folders do not count: somebody sorted those images into classes.
+        Annotations beside train and test folders do not count: there, the names of the class folders tell.
         """
         folders = sum((root / name).is_dir() for name in _FOLDERS)
+        train, test = (sum((root / split / name).is_dir() for name in _SOME_CLASSES) for split in ("train", "test"))
+        if folders == 0 and train >= 2 and test >= 1:
+            return True
         files = sum(_find(root, name) is not None for name in (_META, _TRAIN, _TEST, _TEST_UNLABELED, _ALL))
         return folders + files >= 2 and (folders > 0 or not split_folders(root))
 
     def open(self, root: Path) -> ImageSource:
-        """Return the images in the order of the annotations: ``cars_train`` then ``cars_test``, or ``car_ims``."""
+        """Return the images in the order of the annotations: ``cars_train`` then ``cars_test``, or ``car_ims``.
+
+        Those in class folders are in the order of their paths, train before test.
+        """
+        if not any((root / name).is_dir() for name in _FOLDERS) and (splits := split_folders(root)):
+            return replace(open_splits(root, splits), kind=self.name)
         one_folder = (root / "car_ims").is_dir() and (_find(root, _ALL) or not (root / "cars_train").is_dir())
         return self._open_one_folder(root) if one_folder else self._open_two_folders(root)
 

@@ -17,6 +17,7 @@ A new retrieval metric is one file; another distribution names it in the entry-p
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping
 from typing import Any, ClassVar, TypeVar
 
@@ -29,7 +30,7 @@ FAMILIES = ("retrieval", "linear", "knn", "localization")  # in the order of the
 Values = NDArray[Any]  # (queries,), bool or float64
 
 
-class Metric:
+class Metric(ABC):
     """A score with its names. Subclass one of the families below and register the class with ``@metric``.
 
     The score of a system is ``scale`` times the mean of its values over the queries (or test images).
@@ -80,24 +81,24 @@ class RetrievalMetric(Metric):
         """Its column in files that have a row for each query."""
         return self.key
 
+    @abstractmethod
     def value(self, positions: NDArray[np.int64], gallery: int) -> float:
         """Return the value of one query.
 
         ``positions`` are those of the images of its class in the ranking, ascending and from 1; there is at least one.
         ``gallery`` is the number of ranked images.
         """
-        raise NotImplementedError
 
 
 class ClassifierMetric(Metric):
     """A metric of a classifier; its variants are shares of the labels (``linear``) or neighbors that vote (``knn``)."""
 
+    @abstractmethod
     def values(self, places: NDArray[np.int64]) -> Values:
         """Return the values of the test images.
 
         ``places`` are those of the right class in the order of the predictions, from 1; above 5 they may be given as 6.
         """
-        raise NotImplementedError
 
     def shown_scores(self, scores: Mapping[str, Any]) -> Iterable[tuple[str, Mapping[str, Any]]]:
         return [(variant, found) for variant, found in scores.get(self.family, {}).items() if self.key in found]
@@ -108,9 +109,9 @@ class LocalizationMetric(Metric):
 
     family = "localization"
 
+    @abstractmethod
     def value(self, attention: ArrayLike, mask: ArrayLike) -> float:
         """Return the value of one image: attention (H, W), not negative, and the object (h, w), not empty."""
-        raise NotImplementedError
 
 
 METRICS: Registry[Metric] = Registry("metric", ("finesight.evaluation.metrics",), "finesight.metrics")
@@ -132,9 +133,9 @@ def metrics_of(kind: type[M], family: str | None = None) -> list[M]:
 
 def retrieval_metrics() -> list[RetrievalMetric]:
     """Return the registered metrics of retrieval: rank-1, rank-5, mAP and those of other distributions."""
-    return metrics_of(RetrievalMetric)
+    return metrics_of(RetrievalMetric)  # type: ignore[type-abstract]
 
 
 def classifier_values(family: str, places: NDArray[np.int64]) -> dict[str, Values]:
     """Return the values of every metric of a family of classifiers, by key."""
-    return {piece.key: piece.values(places) for piece in metrics_of(ClassifierMetric, family)}
+    return {piece.key: piece.values(places) for piece in metrics_of(ClassifierMetric, family)}  # type: ignore[type-abstract]

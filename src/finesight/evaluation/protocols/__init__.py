@@ -6,6 +6,7 @@ there are. Modules of protocols import nothing heavy, so that ``finesight evalua
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -56,7 +57,7 @@ class ProbeTask:
 
 
 @dataclass(frozen=True)
-class Protocol:
+class Protocol(ABC):
     """How to score. Its fields are settings; subclasses may add their own."""
 
     name: ClassVar[str]
@@ -73,18 +74,18 @@ class Protocol:
         """Whether center views of train are needed if the linear probe is asked for."""
         return True
 
+    @abstractmethod
     def probe(self, task: ProbeTask) -> dict[str, ProbeResult]:
         """Train the linear probe; return the results by percent of the labels."""
-        raise NotImplementedError
 
+    @abstractmethod
     def probe_facts(self, results: Mapping[str, ProbeResult]) -> dict[str, Any]:
         """Return what the ``setting`` of the scores says about the probe."""
-        raise NotImplementedError
 
     @classmethod
+    @abstractmethod
     def probe_words(cls, setting: Mapping[str, Any]) -> str:
         """Return the sentence that says how the probe was trained, from the ``setting`` of the scores."""
-        raise NotImplementedError
 
 
 def provenance(protocol: Protocol, source: ImageSource, results: Mapping[str, ProbeResult]) -> dict[str, Any]:

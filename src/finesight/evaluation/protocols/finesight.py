@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from finesight.evaluation.protocols import PROTOCOLS, ProbeTask, Protocol
+from finesight.io.console import format_count
 
 if TYPE_CHECKING:
     from finesight.evaluation.linear import ProbeResult
@@ -48,7 +49,7 @@ class FineSightProtocol(Protocol):
     @classmethod
     def probe_words(cls, setting: Mapping[str, Any]) -> str:
         parts = [
-            f"{part['images']:,} images in {part['folds']} fold{'s' if part['folds'] > 1 else ''} at {percent} %"
+            f"{format_count(part['images'], 'image')} in {format_count(part['folds'], 'fold')} at {percent} %"
             if part["folds"]
             else f"nothing to choose on at {percent} %"
             for percent, part in setting["validation"].items()

@@ -1,14 +1,16 @@
 """Training that knows where objects are: ContrastiveCrop, DiLo, CVSA and a rationale that keeps some projections.
 
 Maps of objects and boxes for crops are computed from all images, before the first step or before an epoch with the
-encoder as it is then. What needs the encoder is part of the checkpoint.
+encoder as it is then. What needs the encoder is kept with the checkpoint, in a file of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -19,13 +21,15 @@ from torch.nn import functional as F
 
 from finesight.data.cache import DecodedCache
 from finesight.data.color import normalize
-from finesight.data.views import ViewConfig, crop_resize_flip
+from finesight.data.crop import crop_resize_flip
+from finesight.data.views import ViewConfig
 from finesight.io.console import console
+from finesight.io.disk_tensor import disk_tensor
 from finesight.methods.base import find_method
 from finesight.nn.distributed import world
 from finesight.nn.pooling import attention_mask, energy_map
 from finesight.paper.objects.boxes import CENTER, NO_BOX, boxes_of
-from finesight.paper.objects.saliency import SIDE, detect_objects, read_masks, saliency_maps
+from finesight.paper.objects.saliency import SIDE, detect_objects, fill_boxes, read_masks, saliency_maps
 from finesight.paper.objects.scene import Backdrop, Scene
 from finesight.rationale.branch import FittingBranch, branch_mask
 from finesight.training.batches import Batch, Batches
@@ -57,7 +61,12 @@ class ObjectData:
 
 @HOOKS.decorator("objects")
 class ObjectsHook(TrainingHook):
-    """Buffers ``boxes`` (images, 4), where crops are drawn, and ``maps`` (images, S, S) uint8, where objects are."""
+    """``boxes`` (images, 4), where crops are drawn, and ``maps`` (images, S, S) uint8, where objects are.
+
+    Neither is a buffer: the maps of a million images take 4 GB, which the disk has (``disk_tensor``).
+    """
+
+    per_image: ClassVar = ("boxes", "maps")
 
     boxes: Tensor
     maps: Tensor
@@ -68,9 +77,8 @@ class ObjectsHook(TrainingHook):
         super().__init__(config, images)
         focus, saliency = config.focus.source, config.saliency.source
         box = torch.tensor(CENTER) if focus == "center" else torch.full((4,), NO_BOX)
-        self.register_buffer("boxes", box.repeat(images, 1) if focus != "none" else None)
-        maps = torch.zeros(images, SIDE, SIDE, dtype=torch.uint8) if saliency != "none" else None
-        self.register_buffer("maps", maps, persistent=saliency == "rationale")  # others can be had again
+        self.boxes = box.repeat(images if focus != "none" else 0, 1)
+        self.maps = disk_tensor((images if saliency != "none" else 0, SIDE, SIDE), torch.uint8)
 
     @classmethod
     def applies(cls, config: TrainConfig) -> bool:
@@ -93,6 +101,12 @@ class ObjectsHook(TrainingHook):
         }
         if config.saliency.source == "none" and (missing := [words for words, needed in by_map.items() if needed]):
             raise ValueError(f"{' and '.join(missing)} must know where objects are: set saliency.source")
+
+    def rows(self) -> dict[str, Tensor]:
+        """Return what came from the encoder; the rest can be had again."""
+        focus, by_rationale = self.config.focus.source, self.config.saliency.source == "rationale"
+        boxed = focus in ("energy", "rationale") or (focus == "saliency" and by_rationale)
+        return ({"boxes": self.boxes} if boxed else {}) | ({"maps": self.maps} if by_rationale else {})
 
     # --- batches and views --------------------------------------------------------------------------------
 
@@ -122,7 +136,7 @@ class ObjectsHook(TrainingHook):
     def scene(self, batch: Batch) -> Scene:
         """Return the batch with what is known of its images."""
         data: ObjectData = batch.extra
-        share, backdrop = batch.share, data.backdrop
+        share, backdrop, device = batch.share, data.backdrop, batch.canvas.device
         focused, mapped = self.config.focus.source != "none", self.config.saliency.source != "none"
         return Scene(
             batch.canvas,
@@ -130,9 +144,9 @@ class ObjectsHook(TrainingHook):
             share,
             boxes=self.boxes[data.images] if focused else None,
             beta=self.config.focus.beta,
-            maps=self.maps[data.images[share]] if mapped else None,
+            maps=self.maps[data.images[share]].to(device) if mapped else None,
             backdrop=backdrop,
-            backdrop_maps=self.maps[backdrop.images[share]] if mapped and backdrop is not None else None,
+            backdrop_maps=self.maps[backdrop.images[share]].to(device) if mapped and backdrop is not None else None,
         )
 
     def complete_views(self, views: Tensor, objective: nn.Module) -> Tensor:
@@ -152,27 +166,35 @@ class ObjectsHook(TrainingHook):
     ) -> None:
         self.cache, self.images = cache, images
         focus, saliency = self.config.focus, self.config.saliency
-        if saliency.source in ("detector", "files"):
+        if saliency.source in ("detector", "files", "boxes"):
             if saliency.source == "detector":
                 maps = detect_objects(cache, cache_dir=cache_dir, progress=progress)
+            elif saliency.source == "boxes":
+                maps = fill_boxes(cache)
             else:
                 maps = read_masks(cache, None if saliency.folder is None else Path(saliency.folder))
-            self.maps.copy_(torch.from_numpy(maps[images]))
+            for start in range(0, len(images), CHUNK):
+                self.maps[start : start + CHUNK] = torch.from_numpy(maps[images[start : start + CHUNK]])
         if focus.source == "saliency" and saliency.source != "rationale":
             self._boxes_of_maps()
 
     def on_epoch_start(self, module: TrainingModule, epoch: int) -> None:
         config, focus = self.config, self.config.focus
-        if config.saliency.source == "rationale" and is_due(config.saliency.every_n_epochs, epoch, config.epochs):
+        if config.saliency.source == "rationale" and is_due(config.saliency.every_n_epochs, epoch, module.epochs):
             console.print("Looking for the objects in all images.")
-            self.maps.copy_((255 * self._encode(module, _rationale_masks(module), (SIDE, SIDE))).round())
+            for part, masks in self._encode(module, _rationale_masks(module), (SIDE, SIDE)):
+                self.maps[part].copy_((255 * masks).round())
+            self.looks += 1
             if focus.source == "saliency":
                 self._boxes_of_maps()
-        if focus.source in ("energy", "rationale") and is_due(focus.every_n_epochs, epoch, config.epochs):
+        if focus.source in ("energy", "rationale") and is_due(focus.every_n_epochs, epoch, module.epochs):
             console.print("Looking where the crops of all images should be.")
-            maps = energy_map if focus.source == "energy" else _rationale_masks(module)
+            energy = partial(energy_map, signed=module.objective.backbone.signed)
+            maps = energy if focus.source == "energy" else _rationale_masks(module)
             side = config.views.resolution
-            self.boxes.copy_(self._encode(module, lambda phi: boxes_of(maps(phi), focus.threshold, side), (4,)))
+            for part, found in self._encode(module, lambda phi: boxes_of(maps(phi), focus.threshold, side), (4,)):
+                self.boxes[part].copy_(found)
+            self.looks += 1
         rationale = config.rationale
         if rationale is not None and rationale.keep != "all" and epoch == rationale.keep_from:
             kept = choose_projections(self.variances(module), config)
@@ -192,11 +214,12 @@ class ObjectsHook(TrainingHook):
             (branch.projections,),
             self.images[few],
         )
-        return responses.mean(0)
+        return torch.cat([values for _, values in responses]).mean(0)
 
     def _boxes_of_maps(self) -> None:
         threshold, side = self.config.focus.threshold, self.config.views.resolution
-        self.boxes.copy_(torch.cat([boxes_of(part.float(), threshold, side) for part in torch.split(self.maps, CHUNK)]))
+        for boxes, maps in zip(torch.split(self.boxes, CHUNK), torch.split(self.maps, CHUNK), strict=True):
+            boxes.copy_(boxes_of(maps.float(), threshold, side))
 
     @torch.no_grad()
     def _encode(
@@ -205,26 +228,26 @@ class ObjectsHook(TrainingHook):
         function: Callable[[Tensor], Tensor],
         shape: tuple[int, ...],
         images: NDArray[np.int64] | None = None,
-    ) -> Tensor:
-        """Return ``function`` of the encoder's maps of whole images, in their order, on every rank.
+    ) -> Iterator[tuple[slice, Tensor]]:
+        """Yield ``function`` of the encoder's maps of whole images, some at a time in their order, on every rank.
 
-        Each rank encodes its share of the images.
+        Each rank encodes its share of them.
         """
         images = self.images if images is None else images
         rank, processes = world()
         module.eval()
-        result = torch.zeros(len(images), *shape, device=module.device)
-        own = np.arange(rank, len(images), processes)
-        for start in range(0, len(own), CHUNK):
-            rows = own[start : start + CHUNK]
-            values = function(module.objective.backbone(self._whole(module, images[rows])).float())
-            if values.shape[1:] != shape:
-                values = F.interpolate(values[:, None], size=shape, mode="bilinear", align_corners=False)[:, 0]
-            result[torch.from_numpy(rows).to(result.device)] = values
-        if processes > 1:
-            dist.all_reduce(result)
+        for start in range(0, len(images), CHUNK * processes):
+            part = images[start : start + CHUNK * processes]
+            result = torch.zeros(len(part), *shape, device=module.device)
+            if len(own := part[rank::processes]):
+                values = function(module.objective.backbone(self._whole(module, own)).float())
+                if values.shape[1:] != shape:
+                    values = F.interpolate(values[:, None], size=shape, mode="bilinear", align_corners=False)[:, 0]
+                result[rank::processes] = values
+            if processes > 1:
+                dist.all_reduce(result)
+            yield slice(start, start + len(part)), result
         module.train()
-        return result
 
     def _whole(self, module: TrainingModule, images: NDArray[np.int64]) -> Tensor:
         """Return each image from edge to edge, squeezed to a square, so that boxes are shares of the image."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from finesight.data.cache import DecodedCache, default_cache_dir
 from finesight.data.color import gaussian_blur
+from finesight.errors import FineSightError
 from finesight.io.parallel import bounded_map
 from finesight.paper.objects import saliency_store as store
 
@@ -78,6 +79,26 @@ def read_masks(cache: DecodedCache, folder: Path | None) -> NDArray[np.uint8]:
         return np.asarray(whole.resize(whole.trim_rows(read(files[i]))))
 
     return np.stack([mask for _, mask in bounded_map(square, range(len(cache)))])
+
+
+def fill_boxes(cache: DecodedCache) -> NDArray[np.uint8]:
+    """Return masks (N, SIDE, SIDE) of the annotated boxes: the share of each cell of the image that the box covers.
+
+    Raises FineSightError if the source has no boxes.
+    """
+    if cache.source.boxes is None:
+        raise FineSightError(f"{cache.source.root} has no boxes; let the objects be detected: saliency.source=detector")
+    masks = np.zeros((len(cache), SIDE, SIDE), np.uint8)
+    for i, size in enumerate(cache.sizes):
+        box = cache.box(i)
+        assert box is not None
+        (x, y, width, height), edges = (float(value) for value in box), np.linspace(0, 1, SIDE + 1)
+        covers = []  # of rows, then of columns
+        for low, length, whole in ((y, height, size[0]), (x, width, size[1])):
+            inside = np.clip(edges * whole, low, low + length)
+            covers.append(np.diff(inside) * SIDE / whole)
+        masks[i] = np.round(255 * np.outer(*covers))
+    return masks
 
 
 def _squares(cache: DecodedCache, indices: NDArray[np.int64]) -> Tensor:

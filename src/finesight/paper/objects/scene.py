@@ -8,7 +8,8 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from finesight.data.views import ViewConfig, apply_views, crop_resize_flip, sample_params
+from finesight.data.crop import crop_resize_flip
+from finesight.data.views import ViewConfig, apply_views, sample_params
 from finesight.paper.objects.boxes import place_in_boxes
 from finesight.paper.objects.compose import PasteParams, crop_maps, paste, sample_paste
 

@@ -31,13 +31,13 @@ async function sentence(response) {
 }
 
 /** Returns the JSON of an answer. Asks a busy server again a few times, after the seconds it names. */
-export async function ask(path, { params = {}, body = null, signal = null, onwait = null } = {}) {
+export async function ask(path, { params = {}, body = null, post = false, signal = null, onwait = null } = {}) {
   const given = Object.entries(params).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const address = `api/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
   for (let attempt = 1; ; attempt += 1) {
     let response;
     try {
-      response = await fetch(address, { method: body ? "POST" : "GET", body, signal });
+      response = await fetch(address, { method: body || post ? "POST" : "GET", body, signal });
     } catch (error) {
       if (signal?.aborted) throw error;
       throw new Problem(GONE, 0);
@@ -57,16 +57,17 @@ export async function ask(path, { params = {}, body = null, signal = null, onwai
 export const thumb = (id) => `api/items/${id}/thumb`;
 export const large = (id) => `api/items/${id}/image`;
 
-const known = new Map();  // id -> promise of {view, mask, …}
+const known = new Map();  // id and features -> promise of {view, mask, …}
 const KEPT = 2000;
 
 /** Returns view and mask of an image of the index, which it loads once. */
-export function facts(id) {
-  if (!known.has(id)) {
+export function facts(id, features = "") {
+  const key = `${id} ${features}`;
+  if (!known.has(key)) {
     if (known.size >= KEPT) known.delete(known.keys().next().value);
-    const answer = ask(`items/${id}`);
-    answer.catch(() => known.delete(id));
-    known.set(id, answer);
+    const answer = ask(`items/${id}`, { params: { features } });
+    answer.catch(() => known.delete(key));
+    known.set(key, answer);
   }
-  return known.get(id);
+  return known.get(key);
 }

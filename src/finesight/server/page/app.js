@@ -1,6 +1,6 @@
 // Connects the modules: shows the view that the address names, and handles keys.
 
-import { Problem } from "./api.js";
+import { Problem, ask } from "./api.js";
 import * as browse from "./browse.js";
 import * as compare from "./compare.js";
 import { save } from "./csv.js";
@@ -12,6 +12,7 @@ import * as intake from "./intake.js";
 import * as search from "./search.js";
 import { FRESH, go, marks, overlay, place, readPlace } from "./state.js";
 import { clearProblem, dismiss, health, problem, watch } from "./status.js";
+import * as training from "./training.js";
 
 let sampled = -1;  // number of items when the samples of the welcome were loaded
 
@@ -41,6 +42,12 @@ function welcome(later = false) {
 }
 
 function move(changes) { go(changes); clearProblem(); render(); window.scrollTo({ top: 0 }); }
+
+/** Shows both lists of the picture that is searched for, or of the first one there is. */
+async function compareFeatures() {
+  const id = place.q || itemAt($("#samples .card"))?.id || (await ask("items", { params: { limit: 1 } })).items[0]?.id;
+  if (id) move({ ...FRESH, q: id, features: "both" });
+}
 
 /** Starts a new query, without the box but with the same way to compare. */
 function moreLike(item) { move({ ...FRESH, q: item.id }); }
@@ -136,7 +143,8 @@ function theme() {
 }
 
 function onHealth(now, before) {
-  search.offer(now.spaces);
+  search.offer(now);
+  training.present();
   const grown = before !== null && now.items !== before.items;
   if (place.view === "search" && !place.q) welcome(true);
   else if (grown) show($("#building-again"));
@@ -176,10 +184,11 @@ function begin() {
   groups.begin(move);
   explain.begin();
   compare.begin();
+  training.begin(compareFeatures);
   overlayControls();
   theme();
-  render();
   watch(onHealth);
+  render();
 }
 
 begin();

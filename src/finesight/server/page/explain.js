@@ -78,7 +78,8 @@ export async function explain(query, item) {
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
   try {
-    const params = { query: query.id, hit: item.id, by: place.by, box: place.box };
+    const by = item.features === query.features ? place.by : "";
+    const params = { query: query.id, hit: item.id, features: item.features, by, box: place.box };
     const answer = await ask("explain", { params, signal: mine.signal });
     words(answer);
     list(answer, painter(answer, sides));

@@ -26,11 +26,12 @@ function makeCard(item, why) {
   const card = el("li", { class: "card", "data-id": item.id });
   items.set(card, item);
   const score = item.score === undefined ? null : item.score.toFixed(2);
-  const words = score === null ? item.path : `${item.path}, score ${score}`;
+  const words = [item.path, score === null ? null : `score ${score}`, item.change?.title].filter(Boolean).join(", ");
   const open = { type: "button", class: "open", tabindex: "-1", title: "More like this", onclick: () => act(card, "open") };
   card.append(
     el("button", { ...open, "aria-label": `${words}. More like this` },
-      image(item.id, { lazy: true }), heat()),
+      image(item.id, { lazy: true }), heat(),
+      item.change ? el("span", { class: `change ${item.change.kind}`, text: item.change.text, title: item.change.title }) : null),
     el("div", { class: "foot" },
       el("span", { class: "name", text: item.name, title: item.path }),
       score === null ? null : el("span", { class: "score", text: score, title: "1 is the same picture" })),

@@ -25,6 +25,6 @@ export function frame(item) {
 
 /** Draws attention over an item, whether the page knows its mask already or not. */
 export async function paintAttention(canvas, item) {
-  const known = item.mask ? item : await facts(item.id);
+  const known = item.mask ? item : await facts(item.id, item.features);
   paint(canvas, known, known.view, known.mask);
 }

@@ -6,8 +6,9 @@ import { $, el, later, pictures, say, show } from "./dom.js";
 import { Grid } from "./grid.js";
 import { paint } from "./heat.js";
 import { frame } from "./picture.js";
+import * as sides from "./sides.js";
 import { FRESH, go, marks, place } from "./state.js";
-import { clearProblem, problem, waiting } from "./status.js";
+import { clearProblem, first, problem, waiting } from "./status.js";
 
 const SPACES = {
   average: ["Whole picture", "Every part counts the same"],
@@ -20,9 +21,9 @@ let shown = "";  // the parameters of that answer
 
 let running = null, tool = null, canvas = null, spaces = [];
 
-function options() {
-  const { k, by, box, diversity, min } = place;
-  return { k, by, box, diversity: diversity || "", min_score: min > 0 ? min : "" };
+function options(features = sides.chosen()) {
+  const { k, box, diversity, min } = place;
+  return { k, by: sides.byOf(features), features, box, diversity: diversity || "", min_score: min > 0 ? min : "" };
 }
 
 function bodyOf(file) {
@@ -38,15 +39,19 @@ export async function search({ file = null } = {}) {
   const mine = running = new AbortController();
   clearProblem();
   busy(true, file);
+  await first;  // only the server knows which features and spaces the address may name
+  if (mine !== running) return;
   const common = { signal: mine.signal, onwait: waiting };
   try {
     const answer = file
       ? await ask("search", { ...common, body: bodyOf(file) })
       : await ask("search", { ...common, params: { query: place.q, ...options() } });
+    const params = { ...options("after"), query: answer.query.id, box: file ? "" : place.box };
+    const after = sides.wanted() ? await ask("search", { ...common, params }) : null;
     if (mine !== running) return;
     if (file) go({ ...FRESH, q: answer.query.id });
     clearProblem();
-    present(answer);
+    present(answer, after);
   } catch (error) {
     if (mine.signal.aborted) return;
     problem(error, () => search({ file }));
@@ -69,13 +74,13 @@ function busy(wanted, file = null) {
   say("Looking…");
 }
 
-function present(answer) {
+function present(answer, after) {
   const fresh = answer.query.id !== query?.id;
   const inPanel = $("#panel").contains(document.activeElement);
   shown = question();
-  query = { ...answer.query, path: answer.query.path ?? answer.query.name };
+  query = { ...answer.query, path: answer.query.path ?? answer.query.name, features: answer.features };
   showQuery(fresh);
-  hits.show(answer.hits);
+  sides.present(hits, answer, after);
   show($("#welcome"), false);
   show($("#found"));
   const count = answer.hits.length;
@@ -138,7 +143,9 @@ function markQuery() {
 }
 
 /** Fills the choice "compare by" with the spaces of the index. */
-export function offer(found) {
+export function offer(health) {
+  if (sides.offer(health) && query !== null && !$("#found").hidden) search();
+  const found = sides.spaces();
   if (found.join() === spaces.join()) return;
   spaces = found;
   $("#by div").replaceChildren(...found.map((space, index) => {
@@ -150,6 +157,8 @@ export function offer(found) {
   show($("#by"), found.length > 1);
   chosen(place.by || found[0]);
 }
+
+function offerAgain() { const known = sides.health(); if (known) offer(known); }
 
 function chosen(by) { for (const input of document.querySelectorAll('#by input')) input.checked = input.value === by; }
 
@@ -169,16 +178,18 @@ function words() {
 /** Shows what the changed address names. */
 export function arrive() {
   controls();
+  offerAgain();
   if (query !== null) show($("#found"));
   if (query === null || question() !== shown) search();
 }
 
 function question() {
-  const { q, by, box, k, min, diversity } = place;
-  return JSON.stringify([q, by, box, k, min, diversity]);
+  const { q, features, by, box, k, min, diversity } = place;
+  return JSON.stringify([q, features, by, box, k, min, diversity]);
 }
 
 export function begin() {
+  sides.begin(() => { offerAgain(); search(); });
   const value = (name) => Number($(`#${name}`).value);
   const changed = later(250, () => {
     go({ k: value("k"), min: value("min"), diversity: value("diversity") }, { replace: true });

@@ -4,7 +4,7 @@ import { kept } from "./dom.js";
 
 export const MOST_PINS = 4;
 const START = {
-  view: "search", q: "", by: "", box: "", k: 24, min: 0, diversity: 0, text: "", method: "kmeans", count: "", group: "",
+  view: "search", q: "", features: "", by: "", box: "", k: 24, min: 0, diversity: 0, text: "", method: "kmeans", count: "", group: "",
 };
 
 /** The settings in the address bar. */

@@ -4,12 +4,14 @@ import { ask } from "./api.js";
 import { $, number, pictures, say, show } from "./dom.js";
 
 const PHASES = { listing: "Looking for pictures…", finishing: "Making the search fast…" };
-const BUILDING = 1000, ALONE = 20_000, GONE = 3000;  // milliseconds between two questions
+const BUILDING = 1000, KEPT_UP = 2000, ALONE = 20_000, GONE = 3000;  // milliseconds between two questions
 
 const READY = 10_000;  // milliseconds that the page says the index is ready, unless there is a button to click
 
 let again = null, gone = false, told = null, ready = false;
+export let refresh = () => {};  // asks at once
 export let health = null;
+export let first = Promise.resolve();  // done when the server has been asked once
 
 /** Shows an error as a sentence, with a button that calls `retry` where trying again may help. */
 export function problem(error, retry = null) {
@@ -48,12 +50,14 @@ export function watch(changed) {
       if (!gone) problem(told = error, look);
       gone = true;
     }
-    timer = setTimeout(look, gone ? GONE : health?.status === "building" ? BUILDING : ALONE);
+    const usual = health?.training ? KEPT_UP : ALONE;
+    timer = setTimeout(look, gone ? GONE : health?.status === "building" ? BUILDING : usual);
   };
+  refresh = look;
   document.addEventListener("visibilitychange", () => { if (!document.hidden) look(); });
   $("#alert-retry").addEventListener("click", () => { const work = again; clearProblem(); work?.(); });
   $("#alert-close").addEventListener("click", clearProblem);
-  return look();
+  first = look();
 }
 
 /** Hides the message about a finished index. */
@@ -72,9 +76,11 @@ function present(before) {
   $("#count").textContent = pictures(health.items);
   const { progress } = health;
   const building = health.status === "building";
-  if (before?.status === "building" && !building && !health.problem) finished();
+  const grown = before !== null && before.items !== health.items;
+  if ((before?.status === "building" || grown) && !building && !health.problem) finished();
   if (building) ready = false;
-  show($("#building"), building || ready || Boolean(health.problem));
+  const again = building && health.training?.state === "indexing";  // the words are with those of the training
+  show($("#building"), (building && !again) || ready || Boolean(health.problem));
   $("#building").classList.toggle("problem", Boolean(health.problem));
   show($("#building-bar"), building);
   show($("#building-more"), building && health.items > 0);
