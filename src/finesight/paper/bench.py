@@ -18,12 +18,13 @@ from finesight.paper.datasets import DATASETS, recognize_datasets
 from finesight.paper.defaults import DOMAINS, DefaultsBench
 from finesight.paper.defaults_table import bar_rows, blocks, plan_rows, read_results
 from finesight.paper.defaults_table import score_rows as default_rows
-from finesight.paper.markdown import bird_blocks, check_page, paper_blocks, update_page, without_names
+from finesight.paper.markdown import PAPER_PARTS, bird_blocks, check_page, paper_blocks, update_page, without_names
 from finesight.paper.profiles import Profile
 from finesight.paper.rows import Row
 from finesight.paper.scores import difference_rows, score_rows
 from finesight.paper.selection import select_rows
 from finesight.paper.store import Results, ResultStore
+from finesight.paper.summary import summary_figure
 from finesight.paper.tables import TABLES, Cell, PaperTable, as_json, notes, table_cells, table_rows
 from finesight.training.config import RuntimeConfig
 
@@ -114,12 +115,13 @@ def run_table(
     dry_run: bool = False,
     json_output: bool = False,
     page: Path | None = None,
+    figures: Path | None = None,
 ) -> None:
-    """Make the missing results of one of the paper's tables on ``data``, unless ``show``; then update and print."""
+    """Make the missing results of one of the paper's tables on ``data``, unless ``show``; then update, draw, print."""
     table = TABLES[name]
     rows = select_rows(methods, tuple(table.all_rows))
     if page is not None:
-        check_page(page, profile.name, tuple(TABLES))
+        check_page(page, profile.name, PAPER_PARTS)
     if dry_run and (show or not data):
         raise FineSightError("Give --data what the estimate is to be of, without --show.")
     for kind, folder in recognize_datasets(() if show else data).items():
@@ -140,6 +142,8 @@ def run_table(
     stored = {kind: ResultStore(results / kind / profile.name).read() for kind in DATASETS}
     if page is not None:
         _update(page, paper_blocks(stored, profile.name))
+    if figures is not None:
+        write_atomic(figures / f"{profile.name}-summary.png", summary_figure(stored))
     cells = table_cells(table, stored, methods, seeds)
     if json_output:
         print(json.dumps(as_json(table, profile.name, cells)))

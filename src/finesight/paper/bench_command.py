@@ -155,6 +155,9 @@ def _table(name: str) -> Callable[..., None]:
         dry_run: DryRun = False,
         as_json: Annotated[bool, typer.Option("--json", help="The table as one JSON object.")] = False,
         update: Annotated[Path | None, typer.Option(help="Rewrite the profile's tables in this markdown page.")] = None,
+        figures: Annotated[
+            Path | None, typer.Option(help="Draw into this folder what the rationale adds to each objective.")
+        ] = None,
         devices: Devices = 1,
         cache_dir: CacheDir = None,
         workers: Workers = None,
@@ -178,6 +181,7 @@ def _table(name: str) -> Callable[..., None]:
             dry_run=dry_run,
             json_output=as_json,
             page=update,
+            figures=figures,
         )
 
     run.__doc__ = (

@@ -1,7 +1,8 @@
 """Tables inside a page of the docs, so that nobody types their numbers.
 
 A page marks where they go: ``<!-- bench:cpu-50:scores -->`` … ``<!-- /bench -->``, and the same with ``gains``, or with
-``table1``, ``table2`` and ``table3`` for the paper's.
+``table1``, ``table2`` and ``table3`` for the paper's, ``summary`` for what the rationale adds to each objective and
+``made`` for the footnotes of all of them.
 """
 
 from __future__ import annotations
@@ -14,9 +15,11 @@ from finesight.errors import FineSightError
 from finesight.io.atomic import write_atomic
 from finesight.paper.scores import CURVE, difference_rows, score_rows
 from finesight.paper.store import Results, ResultStore
-from finesight.paper.tables import TABLES, DatasetResults, notes, table_cells, table_rows
+from finesight.paper.summary import summary_rows
+from finesight.paper.tables import TABLES, DatasetResults, footnotes, notes, table_cells, table_rows
 
 PARTS = ("scores", "gains")
+PAPER_PARTS = ("summary", *TABLES, "made")
 BEGIN = re.compile(r"<!-- bench:(?P<name>[^\s>]*) -->")
 END = "<!-- /bench -->"
 
@@ -39,13 +42,17 @@ def bird_blocks(store: ResultStore, results: Results, profile: str) -> dict[str,
 
 
 def paper_blocks(results: DatasetResults, profile: str) -> dict[str, str]:
-    """Return the same for the paper's tables, each with its footnotes."""
-    blocks = {}
-    for name, table in TABLES.items():
-        cells = table_cells(table, results)
-        below = "\n".join(f"- {note}" for note in notes(cells)) or "(no results yet)"
-        blocks[f"{profile}:{name}"] = f"{markdown_table(table_rows(table, cells))}\n\n{below}"
-    return blocks
+    """Return the same for the paper's tables, of the datasets that have results; their footnotes are one list."""
+    tables = {
+        name: [cell for cell in table_cells(table, results) if results.get(cell.dataset.kind)]
+        for name, table in TABLES.items()
+    }
+    cells = [cell for own in tables.values() for cell in own]
+    known = footnotes(cells)
+    blocks = {"summary": markdown_table(summary_rows(results))}
+    blocks |= {name: markdown_table(table_rows(TABLES[name], own, known)) for name, own in tables.items()}
+    blocks["made"] = "\n".join(f"- {note}" for note in notes(cells)) or "(no results yet)"
+    return {f"{profile}:{name}": block for name, block in blocks.items()}
 
 
 def without_names(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:

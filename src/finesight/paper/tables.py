@@ -221,9 +221,14 @@ def footnotes(cells: Sequence[Cell]) -> dict[str, Footnote]:
     return dict(zip(letters, notes.values(), strict=False))
 
 
-def table_rows(table: PaperTable, cells: Sequence[Cell]) -> list[dict[str, str]]:
-    """Return a line for every dataset and row: in every cell the paper's number and ours, in the last the footnote."""
-    letters = {note.key: letter for letter, note in footnotes(cells).items()}
+def table_rows(
+    table: PaperTable, cells: Sequence[Cell], known: Mapping[str, Footnote] | None = None
+) -> list[dict[str, str]]:
+    """Return a line for every dataset and row: in every cell the paper's number and ours, in the last the footnote.
+
+    ``known`` are the footnotes by their letters, if these stand below several tables.
+    """
+    letters = {note.key: letter for letter, note in (known or footnotes(cells)).items()}
     lines = []
     for cell in cells:
         line = {"": f"{cell.dataset.column}: {cell.row}", "ours is": cell.name}

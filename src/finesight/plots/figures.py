@@ -81,6 +81,45 @@ def k_curves(panels: Sequence[KCurve]) -> Figure:
     return figure
 
 
+@dataclass(frozen=True)
+class DotRow:
+    """A line of a dot plot: its label, and a number for each kind of dot."""
+
+    label: str
+    values: Mapping[str, float]
+
+
+@drawn
+def dot_rows(rows: Sequence[DotRow], *, xlabel: str, accent: str) -> Figure:
+    """Draw a line for each row with a dot for each kind, those of ``accent`` large and in color, with their number."""
+    if not rows:
+        return blank("There are no results yet.")
+    figure = Figure(figsize=(6.4, 1.1 + 0.27 * len(rows)), layout="constrained")
+    axes = figure.subplots()
+    kinds = list(dict.fromkeys(kind for row in rows for kind in row.values))
+    others = dict(zip([kind for kind in kinds if kind != accent], itertools.cycle("o^sDv"), strict=False))
+    for y, row in enumerate(rows):
+        if row.values:
+            axes.plot([min(row.values.values()), max(row.values.values())], [y, y], color=QUIET, lw=1, zorder=1)
+    for kind in kinds:
+        points = [(row.values[kind], y) for y, row in enumerate(rows) if kind in row.values]
+        own = {"marker": "o", "s": 46, "color": ACCENT, "zorder": 3}
+        quiet = {"marker": others.get(kind), "s": 24, "facecolor": "white", "edgecolor": INK, "zorder": 2}
+        axes.scatter(*zip(*points, strict=True), label=kind, **(own if kind == accent else quiet))
+    for y, row in enumerate(rows):
+        if accent in row.values:
+            axes.annotate(f"{row.values[accent]:.1f}", (row.values[accent], y), (7, 0), textcoords="offset points",
+                          va="center", color=ACCENT, weight="bold")  # fmt: skip
+    axes.set_yticks(range(len(rows)), [short(row.label, 48) for row in rows])
+    axes.tick_params(axis="y", length=0, labelcolor=INK)
+    axes.set_ylim(len(rows) - 0.5, -0.5)
+    axes.margins(x=0.12)
+    axes.grid(axis="x")
+    axes.set_xlabel(xlabel)
+    figure.legend(loc="outside upper center", ncols=len(kinds), frameon=False)
+    return figure
+
+
 def _curve(axes: Axes, title: str, points: NDArray[np.float64]) -> None:
     steps, values = points.T
     finite = values[np.isfinite(values)]
