@@ -1,7 +1,12 @@
-"""Two real processes joined by gloo."""
+"""Two real processes joined by gloo, and ``finesight train`` on two devices."""
 
 from __future__ import annotations
 
+import os
+import signal
+import subprocess
+import sys
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,7 +15,7 @@ import torch
 from torch import distributed as dist
 from torch.multiprocessing import start_processes
 
-from processes import start_server
+from processes import TIMEOUT, environment, rows, start_server
 
 RANKS = 2
 
@@ -27,3 +32,25 @@ def _rank(rank: int, task: Callable[[int], object], folder: str) -> None:
     dist.init_process_group("gloo", init_method=f"file://{folder}/meeting", rank=rank, world_size=RANKS)
     torch.save(task(rank), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
+
+
+def stopped_pair(out: Path, steps: int, stop: Callable[[int], None], *options: str) -> tuple[int, str]:
+    """Train on two devices and call ``stop(process)`` after so many steps; return the exit code and standard error."""
+    pair = subprocess.Popen(
+        [sys.executable, "-m", "finesight", "train", "--out", str(out), "--devices", "2", *options],
+        env=environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        deadline = time.monotonic() + TIMEOUT
+        while len(rows(out)) < steps and pair.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        stop(pair.pid)
+        _, err = pair.communicate(timeout=TIMEOUT)
+    finally:
+        if pair.poll() is None:
+            os.killpg(pair.pid, signal.SIGKILL)
+    return pair.returncode, err

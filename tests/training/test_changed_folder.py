@@ -28,7 +28,7 @@ from finesight.training.run_folder import RunFolder
 from finesight.training.run_images import RunImages, carry_rows, path_hashes
 from finesight.training.train import train
 from finesight.training.train_images import hold_out, prepare_data
-from processes import TINY, Command, trained
+from processes import TINY, Command, TooLate, in_time, trained
 from real_birds import cub_root
 from small import SMALL, small_settings
 
@@ -263,12 +263,17 @@ def odd_birds(tmp_path: Path) -> Path:
 
 @pytest.mark.slow
 def test_ctrl_c_new_photos_and_the_same_command(odd_birds: Path, tmp_path: Path) -> None:
-    out = tmp_path / "run"
+    in_time(lambda place: stop_and_add_photos(odd_birds, place / "run"), tmp_path)
+
+
+def stop_and_add_photos(odd_birds: Path, out: Path) -> None:
     words = ("--data", str(odd_birds), "--epochs", "6", "--checkpoint-minutes", "0", *TINY, "--batch-size", "16")
     running = Command("train", "--out", out, *words)
     running.until(lambda: len(checkpoints(out / "checkpoints")) > 1)
     running.send(signal.SIGINT)
     done = running.wait()
+    if len(read_metrics(out / "metrics.csv")) == 72:
+        raise TooLate
     assert done.code == 130
     assert "Traceback" not in done.err
     photos = sorted(file for file in odd_birds.iterdir() if file.stat().st_size and file.stem != "broken")

@@ -5,9 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 
 import numpy as np
@@ -24,8 +21,8 @@ from finesight.nn.distributed import gather, gather_with_gradient, mean_over_ran
 from finesight.training.batches import step_generator
 from finesight.training.config import build_config, read_yaml
 from finesight.training.save_encoder import frozen_encoder
-from processes import TIMEOUT, TINY, environment, rows, trained
-from ranks import RANKS, in_ranks
+from processes import TINY, TooLate, in_time, rows, trained
+from ranks import RANKS, in_ranks, stopped_pair
 
 pytestmark = pytest.mark.slow
 
@@ -44,32 +41,26 @@ def test_two_devices_train_as_one(birds: Path, tmp_path: Path) -> None:
     stop after the same step. The run goes on with one device.
     """
     options = ("--data", str(birds), "--epochs", "4", "--set", "backbone.frozen_norm=true", *TINY)
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
     trained(one, *options)
-    pair = subprocess.Popen(
-        [sys.executable, "-m", "finesight", "train", "--out", str(two), "--devices", "2", *options],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + TIMEOUT
-        while len(rows(two)) < 6 and pair.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        os.kill(child_of(pair.pid), signal.SIGINT)
-        _, err = pair.communicate(timeout=TIMEOUT)
-    finally:
-        if pair.poll() is None:
-            os.killpg(pair.pid, signal.SIGKILL)
-    assert pair.returncode == 130, err
-    assert "Traceback" not in err
-    assert err.count("The same command continues.") == 1, err
-    shared = len(rows(two))
-    assert 6 <= shared < 20
-    trained(two, *options)
 
+    def interrupt(place: Path) -> None:
+        two = place / "run"
+        code, err = stopped_pair(two, 6, lambda pair: os.kill(child_of(pair), signal.SIGINT), *options)
+        shared = len(rows(two))
+        if shared == 20:
+            raise TooLate
+        assert code == 130, err
+        assert "Traceback" not in err
+        assert err.count("The same command continues.") == 1, err
+        assert shared >= 6
+        trained(two, *options)
+        assert_same_training(one, two)
+
+    in_time(interrupt, tmp_path)
+
+
+def assert_same_training(one: Path, two: Path) -> None:
     for row, other in zip(rows(one), rows(two), strict=True):
         assert row.keys() == other.keys()
         assert row["step"] == other["step"]
@@ -92,7 +83,10 @@ def child_of(process: int) -> int:
     for file in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # it may end meanwhile
             parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
-    (child,) = (number for number, parent in parents.items() if parent == process)
+    children = [number for number, parent in parents.items() if parent == process]
+    if not children:
+        raise TooLate
+    (child,) = children
     return child
 
 

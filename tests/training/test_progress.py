@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import signal
+import time
 from pathlib import Path
 from typing import Any
 
@@ -41,10 +42,13 @@ def test_before_the_first_step_ends_words_say_what_goes_on() -> None:
 
 def test_a_phase_is_written_at_once_and_then_once_a_second(tmp_path: Path) -> None:
     file = tmp_path / "progress.json"
-    progress = RunProgress(file)
-    progress.tell("training", "first step", 0, 90)
-    assert told(file)["loss"] is None
-    progress.tell("training", "step 1 of 90", 1, 90, loss=2.5, seconds_left=float("inf"))
+    for _ in range(20):  # until the machine is quick enough for this to be within a second
+        progress, began = RunProgress(file), time.monotonic()
+        progress.tell("training", "first step", 0, 90)
+        assert told(file)["loss"] is None
+        progress.tell("training", "step 1 of 90", 1, 90, loss=2.5, seconds_left=float("inf"))
+        if time.monotonic() - began < 1:
+            break
     assert told(file)["step"] == 0, "within the same second"
     progress.tell("checking", "scoring")
     assert (told(file)["phase"], told(file)["step"], told(file)["total"]) == ("checking", 1, 90)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from finesight.training.checkpoints import load_checkpoint
-from processes import TINY, Command, Finished, rows, trained
+from processes import TINY, Command, Finished, TooLate, in_time, rows, trained
 
 pytestmark = pytest.mark.slow
 
@@ -99,12 +99,17 @@ def assert_same_run(out: Path, whole: Path) -> None:
 
 @pytest.mark.parametrize("name", CASES)
 def test_stopped_in_every_way_and_continued_ends_as_never_stopped(name: str, birds: Path, tmp_path: Path) -> None:
-    case, chance = CASES[name], random.Random(0)
+    case = CASES[name]
     options = ("--data", str(birds), "--epochs", "3", *TINY, *case.settings)
-    whole, out = tmp_path / "whole", tmp_path / "run"
+    whole = tmp_path / "whole"
     done = trained(whole, *NEVER, *options)
     assert [int(row["step"]) for row in rows(whole)] == list(range(STEPS))
     assert done.err.count("Looking for the objects") == case.looks
+    in_time(lambda place: stop_and_continue(case, options, place / "run", whole), tmp_path)
+
+
+def stop_and_continue(case: Case, options: tuple[str, ...], out: Path, whole: Path) -> None:
+    chance = random.Random(0)
 
     def stopped(number: signal.Signals, more_steps: int, *more: str) -> Finished:
         """Start and stop after so many steps more than any process before took."""
@@ -113,7 +118,10 @@ def test_stopped_in_every_way_and_continued_ends_as_never_stopped(name: str, bir
         process.until(lambda: logged(out) >= steps)
         time.sleep(chance.uniform(0, 0.02))  # in the middle of whatever comes next: a step, a write, a validation
         process.send(number)
-        return process.wait()
+        done = process.wait()
+        if logged(out) == STEPS:
+            raise TooLate
+        return done
 
     assert stopped(signal.SIGKILL, 2, *NEVER).code == -signal.SIGKILL
     assert not checkpoints(out), "killed before the first checkpoint"

@@ -14,7 +14,7 @@ from PIL import Image
 from finesight.errors import Interrupted
 from finesight.io.signals import stoppable
 from finesight.training.progress import read_progress
-from processes import TINY, Command, Finished, succeeded
+from processes import TINY, Command, Finished, TooLate, in_time, succeeded
 
 
 def stop_at_once(number: int) -> None:
@@ -48,18 +48,23 @@ def large_photos(tmp_path: Path) -> Path:
 @pytest.mark.slow
 def test_ctrl_c_in_every_phase(large_photos: Path, tmp_path: Path) -> None:
     """While images are read, the network is loaded, the first step runs, and after the last one."""
-    out, cache = tmp_path / "run", tmp_path / "cache"
-    words = ("--data", large_photos, "--epochs", "40", "--cache-dir", cache, "--workers", "1", *TINY)
+    in_time(lambda place: stop_in_every_phase(large_photos, place / "run", place / "cache"), tmp_path)
+
+
+def stop_in_every_phase(photos: Path, out: Path, cache: Path) -> None:
+    options = ("--data", photos, "--epochs", "40", "--cache-dir", cache, "--workers", "1", *TINY, "--preset", "paper")
 
     def now() -> dict[str, Any]:
         return read_progress(out / "progress.json") or {}
 
-    def stopped(*phases: str) -> Finished:
-        running = Command("train", "--out", out, *words, "--preset", "paper")
+    def stopped(*phases: str, words: str = "") -> Finished:
+        running = Command("train", "--out", out, *options)
         began = time.time()
-        running.until(lambda: now().get("phase") in phases and now()["updated"] > began)
+        running.until(lambda: (known := now()).get("phase") in phases and known["updated"] > began)
         running.send(signal.SIGINT)
         done = running.wait()
+        if now()["phase"] == "done" or words not in done.err:
+            raise TooLate
         assert done.code == 130, done.err
         assert "Traceback" not in done.err
         assert done.err.count("finesight: Stopped") == 1
@@ -67,13 +72,13 @@ def test_ctrl_c_in_every_phase(large_photos: Path, tmp_path: Path) -> None:
         assert now()["phase"] == "stopped"
         return done
 
-    assert "(reading 24 images)" in stopped("decoding").err
+    stopped("decoding", words="(reading 24 images)")
     stopped("preparing", "training")
     stopped("training")
     steps = stopped("checking", "report").err
     assert (out / "encoder" / "encoder.json").exists()
     assert "comparing" in steps or "report" in steps
-    done = succeeded(Command("train", "--out", out, *words, "--preset", "paper").wait())
+    done = succeeded(Command("train", "--out", out, *options).wait())
     assert (out / "report.html").exists()
     assert now()["phase"] == "done"
     assert "Traceback" not in done.err

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
-import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +15,8 @@ from finesight.features.encoder import Encoder
 from finesight.training.module import TrainingModule
 from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import frozen_encoder, make_encoder
-from processes import TIMEOUT, command, environment, refused, rows, succeeded, trained
+from processes import TooLate, command, in_time, refused, rows, succeeded, trained
+from ranks import stopped_pair
 from small import small_module, take_step
 
 VIT: dict[str, Any] = {
@@ -100,28 +98,23 @@ def test_updates_learn_by_parts() -> None:
 def test_two_processes_learn_as_one_and_go_on(birds: Path, tmp_path: Path) -> None:
     """Those that are interrupted, with Ctrl-C in both, go on in one process and end as if nothing had been."""
     options = ("--data", str(birds), "--epochs", "3", *TINY)
-    one, two = tmp_path / "one", tmp_path / "two"
+    one = tmp_path / "one"
     trained(one, *options)
-    pair = subprocess.Popen(
-        [sys.executable, "-m", "finesight", "train", "--out", str(two), "--devices", "2", *options],
-        env=environment(),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    try:
-        deadline = time.monotonic() + TIMEOUT
-        while len(rows(two)) < 4 and pair.poll() is None and time.monotonic() < deadline:
-            time.sleep(0.01)
-        os.killpg(pair.pid, signal.SIGINT)
-        _, err = pair.communicate(timeout=TIMEOUT)
-    finally:
-        if pair.poll() is None:
-            os.killpg(pair.pid, signal.SIGKILL)
-    assert pair.returncode == 130, err
-    assert 4 <= len(rows(two)) < 15
-    trained(two, *options)
+
+    def interrupt(place: Path) -> None:
+        two = place / "run"
+        code, err = stopped_pair(two, 4, lambda pair: os.killpg(pair, signal.SIGINT), *options)
+        if len(rows(two)) == 15:
+            raise TooLate
+        assert code == 130, err
+        assert len(rows(two)) >= 4
+        trained(two, *options)
+        assert_same_training(one, two)
+
+    in_time(interrupt, tmp_path)
+
+
+def assert_same_training(one: Path, two: Path) -> None:
     losses = [[float(row["loss"]) for row in rows(run)] for run in (one, two)]
     assert losses[1] == pytest.approx(losses[0], rel=1e-4)
     first, second = (load_file(run / "encoder" / "encoder.safetensors") for run in (one, two))
