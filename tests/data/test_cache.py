@@ -10,6 +10,7 @@ import subprocess
 import sys
 import time
 from collections import namedtuple
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -548,11 +549,12 @@ from PIL import Image
 from finesight.data.geometry import Scale
 from finesight.data.sources import open_source
 from finesight.data.store import add_images, image_key, read_entries
-folder, cache, side, slow_file, seconds = sys.argv[1:]
+folder, cache, side, slow_file, go_on = sys.argv[1:]
 scale = Scale(int(side))
 open_image = Image.open
 def open_on_a_slow_disk(file, **options):
-    time.sleep(float(seconds) * file.name.endswith(slow_file))
+    while file.name.endswith(slow_file) and not Path(go_on).exists():
+        time.sleep(0.01)
     return open_image(file, **options)
 Image.open = open_on_a_slow_disk
 files = [f"{folder}/{path}" for path in open_source(folder).paths]
@@ -563,11 +565,21 @@ print(len(read_entries(Path(cache)).keys), flush=True)
 """
 
 
-def start(folder: Path, tmp_path: Path, seconds: float) -> subprocess.Popen:
-    """A process that imports everything, waits for a line, and takes these seconds over its image 40."""
-    arguments = [str(folder), str(tmp_path / "cache" / f"v1-side{SIDE}"), str(SIDE), "040.png", str(seconds)]
+def start(folder: Path, tmp_path: Path, go_on: Path, err: Path) -> subprocess.Popen:
+    """A process that imports everything, waits for a line, and at its image 40 until a file is there."""
+    arguments = [str(folder), str(tmp_path / "cache" / f"v1-side{SIDE}"), str(SIDE), "040.png", str(go_on)]
     pipe = subprocess.PIPE
-    return subprocess.Popen([sys.executable, "-c", BUILD, *arguments], stdin=pipe, stdout=pipe, stderr=pipe, text=True)
+    with err.open("w") as stream:
+        return subprocess.Popen(
+            [sys.executable, "-c", BUILD, *arguments], stdin=pipe, stdout=pipe, stderr=stream, text=True
+        )
+
+
+def wait_for(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 120
+    while not condition():
+        assert time.monotonic() < end, "waited in vain"
+        time.sleep(0.01)
 
 
 def go(*processes: subprocess.Popen) -> None:
@@ -600,13 +612,11 @@ def check_all(folder: Path, opened, tmp_path: Path) -> None:
 def test_killed_while_building(hundred: Path, tmp_path: Path, opened) -> None:
     """kill -9 in the third shard: two are kept, the half one is never seen, the next build is whole."""
     side_folder = tmp_path / "cache" / f"v1-side{SIDE}"
-    first, again = start(hundred, tmp_path, 60), start(hundred, tmp_path, 0)
+    first = start(hundred, tmp_path, tmp_path / "never", tmp_path / "first.txt")
+    again = start(hundred, tmp_path, hundred, tmp_path / "again.txt")
     go(first)
-    end = time.monotonic() + 60
-    while not (side_folder.is_dir() and len(shards(tmp_path)) == 3):
-        assert first.poll() is None, first.communicate()
-        assert time.monotonic() < end
-        time.sleep(0.01)
+    wait_for(lambda: first.poll() is not None or (side_folder.is_dir() and len(shards(tmp_path)) == 3))
+    assert first.poll() is None, (tmp_path / "first.txt").read_text()
     first.send_signal(signal.SIGKILL)
     first.communicate()
     assert first.returncode == -signal.SIGKILL
@@ -617,8 +627,8 @@ def test_killed_while_building(hundred: Path, tmp_path: Path, opened) -> None:
     assert len(known.keys) == 32
 
     go(again)
-    out, err = again.communicate(timeout=60)
-    assert out == "100\n", err
+    out, _ = again.communicate(timeout=120)
+    assert out == "100\n", (tmp_path / "again.txt").read_text()
     assert {p: p.stat().st_mtime_ns for p in finished} == finished  # only the rest was decoded
     check_all(hundred, opened, tmp_path)
 
@@ -626,9 +636,13 @@ def test_killed_while_building(hundred: Path, tmp_path: Path, opened) -> None:
 @pytest.mark.slow
 def test_two_processes_at_once(hundred: Path, tmp_path: Path, opened) -> None:
     """One builds, the other waits; both see everything and nothing is decoded twice."""
-    both = [start(hundred, tmp_path, 1) for _ in range(2)]
+    errors, go_on = [tmp_path / f"{n}.txt" for n in range(2)], tmp_path / "go-on"
+    both = [start(hundred, tmp_path, go_on, err) for err in errors]
     go(*both)
-    results = [process.communicate(timeout=60) for process in both]
-    assert [out for out, _ in results] == ["100\n"] * 2, results
-    assert sorted("waiting for it" in err for _, err in results) == [False, True]
+    wait_for(lambda: any("waiting for it" in err.read_text() for err in errors))
+    go_on.touch()
+    results = [process.communicate(timeout=120)[0] for process in both]
+    said = [err.read_text() for err in errors]
+    assert results == ["100\n"] * 2, said
+    assert sorted("waiting for it" in one for one in said) == [False, True]
     check_all(hundred, opened, tmp_path)

@@ -16,7 +16,7 @@ import tiny
 from finesight.paper.bench import run_birds, run_table
 from finesight.paper.benchmark import Benchmark
 from finesight.paper.rows import BIRD_ROWS
-from processes import Finished, command, refused, rows, succeeded
+from processes import Finished, TooLate, command, in_time, refused, rows, succeeded
 
 pytestmark = pytest.mark.slow
 
@@ -97,15 +97,21 @@ def test_a_dry_run_writes_nothing(done: Benchmark, tmp_path: Path, capsys: pytes
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_stopped_by_hand_it_says_so_and_continues(cub: Path, tmp_path: Path, number: signal.Signals) -> None:
-    job = tiny.bench(cub, tmp_path, tiny.profile(epochs=20), ["moco-v2"])
-    folder = tmp_path / "runs" / tiny.NAME / "moco-v2-seed0"
+    in_time(lambda place: stop_and_continue(cub, place, number), tmp_path)
+
+
+def stop_and_continue(cub: Path, place: Path, number: signal.Signals) -> None:
+    job = tiny.bench(cub, place, tiny.profile(epochs=10), ["moco-v2"])
+    folder = place / "runs" / tiny.NAME / "moco-v2-seed0"
     code = tiny.Running(tiny.run, job).send_when(number, lambda: len(rows(folder)) >= 5)
     assert code != 0
+    if len(rows(folder)) == 60:
+        raise TooLate
     spent = json.loads((folder / "bench.json").read_text())["seconds"]
-    assert 0 < len(rows(folder)) < 120
+    assert len(rows(folder)) > 0
     with contextlib.redirect_stderr(io.StringIO()):
         tiny.run(job)
-    assert len(rows(folder)) == 120
+    assert len(rows(folder)) == 60
     row = json.loads(job.store.file("moco-v2", 0).read_text())
     assert row["seconds"] >= round(spent, 1) > 0, "both starts count"
 

@@ -25,7 +25,7 @@ from finesight.paper.rows import BIRD_ROWS
 from finesight.paper.selection import is_frozen
 from finesight.paper.store import REQUIRED
 from finesight.training.color_rule import MILD, STRONG
-from processes import rows
+from processes import TooLate, in_time, rows
 
 pytestmark = pytest.mark.slow
 
@@ -207,11 +207,17 @@ def test_a_profile_can_name_the_rows_that_are_probed(shared: Benchmark) -> None:
 
 def test_killed_in_training_it_ends_as_if_it_had_not_been(cub: Path, tmp_path: Path) -> None:
     long, two = tiny.profile(epochs=4), ["lcr-mask", "lcr"]
-    whole, killed = (tiny.bench(cub, tmp_path / name, long, two) for name in ("whole", "killed"))
+    whole = tiny.bench(cub, tmp_path / "whole", long, two)
     tiny.run(whole)
+    in_time(lambda place: kill_and_continue(tiny.bench(cub, place, long, two), whole, two), tmp_path)
+
+
+def kill_and_continue(killed: Benchmark, whole: Benchmark, two: list[str]) -> None:
     folder = killed.folder(Run("lcr", 0)).root
     code = tiny.Running(tiny.run, killed).send_when(signal.SIGKILL, lambda: len(rows(folder)) >= 8)
     assert code == -signal.SIGKILL
+    if len(rows(folder)) == 24:
+        raise TooLate
     assert not (folder / "encoder").exists()
     assert killed.store.read() == {}
     tiny.run(killed)

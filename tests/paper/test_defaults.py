@@ -223,8 +223,8 @@ def test_the_command_as_typed(tmp_path: Path) -> None:
 SCRIPT = f"""#!{sys.executable}
 import pathlib, signal, sys, time
 place = pathlib.Path(sys.argv[4])
-(place / f"{{sys.argv[3]}}.began").touch()
 signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(128 + number))
+(place / f"{{sys.argv[3]}}.began").touch()
 deadline = time.monotonic() + float(sys.argv[5])
 while time.monotonic() < deadline:
     time.sleep(0.01)
@@ -257,7 +257,6 @@ def test_a_signal_reaches_all_that_run_and_ends_the_rest(fake_python: Path) -> N
     def stop() -> None:
         while begun(fake_python) != ["a", "b"]:
             time.sleep(0.01)
-        time.sleep(0.3)
         os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=stop, daemon=True).start()

@@ -29,7 +29,7 @@ from finesight.features.extract import extract
 from finesight.paper.protocols.released import ReleasedProtocol, milestones
 from finesight.paper.released import rate_at, train_probes, view_config
 from finesight.training.checkpoints import load_checkpoint
-from processes import Command, command, refused, succeeded
+from processes import Command, TooLate, command, in_time, refused, succeeded
 from reference.released import steps
 from small import seeded
 
@@ -208,12 +208,18 @@ def test_ctrl_c_says_how_to_go_on(task: ProbeTask, tmp_path: Path) -> None:
 
 
 def test_killed_and_continued_by_the_command_line(lcr: Path, encoder: Encoder, birds: Path, tmp_path: Path) -> None:
-    run = Path(shutil.copytree(lcr, tmp_path / "killed"))
+    in_time(lambda place: kill_and_continue(Path(shutil.copytree(lcr, place / "run")), encoder, birds), tmp_path)
+
+
+def kill_and_continue(run: Path, encoder: Encoder, birds: Path) -> None:
     options = ("--data", birds, "--protocol", "released", "--probe-epochs", "20", "--fractions", "100,20", "--json")
     running = Command("evaluate", run, *options, "--quiet")
     running.until(lambda: any((run / "probe").glob("probe-*/step-*.pt")))
     running.send(signal.SIGKILL)
-    assert running.wait().code == -signal.SIGKILL
+    code = running.wait().code
+    if (run / "evaluation.json").exists():
+        raise TooLate
+    assert code == -signal.SIGKILL
     assert not (run / "evaluation.json").exists()
     done = succeeded(command("evaluate", run, *options))
     assert "passes 20 times over 48 train images" in done.err

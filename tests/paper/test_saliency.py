@@ -345,11 +345,15 @@ def test_a_folder_that_cannot_be_used(opened, tmp_path: Path) -> None:
 
 def test_two_at_once(opened, find, tmp_path: Path, capsys) -> None:
     """One computes, the other waits for it; both have everything and nothing is computed twice."""
-    cache, counts, both = opened(), [], threading.Barrier(2)
+    cache, counts, both, said = opened(), [], threading.Barrier(2), []
 
     def slow(images: Tensor) -> Tensor:
+        """Compute nothing before the other waits."""
         counts.append(len(images))
-        time.sleep(0.1)
+        deadline = time.monotonic() + 60
+        while "waiting for it" not in "".join(said) and time.monotonic() < deadline:
+            said.append(capsys.readouterr().err)
+            time.sleep(0.01)
         return saliency_maps(images)
 
     def detect(_: int) -> np.ndarray:
@@ -361,7 +365,7 @@ def test_two_at_once(opened, find, tmp_path: Path, capsys) -> None:
     np.testing.assert_array_equal(first, second)
     np.testing.assert_array_equal(find(), first)
     assert counts == [2, 2, 1]
-    assert capsys.readouterr().err.count("waiting for it") == 1
+    assert "".join([*said, capsys.readouterr().err]).count("waiting for it") == 1
     assert len(shards(tmp_path)) == 3
 
 

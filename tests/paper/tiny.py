@@ -20,7 +20,7 @@ from finesight.paper.profiles import Profile
 from finesight.paper.selection import select_rows
 from finesight.paper.store import ResultStore
 from finesight.training.config import RuntimeConfig
-from processes import TIMEOUT, environment, start_server
+from processes import TIMEOUT, TooLate, environment, start_server
 
 NAME = "cpu-50"  # a real profile's, so that the command line finds the results
 PART = "back"
@@ -83,14 +83,19 @@ class Running:
         self.process.start()
 
     def send_when(self, number: signal.Signals, condition: Callable[[], bool]) -> int | None:
-        """Send a signal as soon as ``condition`` holds; return the exit code."""
+        """Send a signal as soon as ``condition`` holds; return the exit code, or raise ``TooLate`` if all was done."""
         deadline = time.monotonic() + TIMEOUT
-        while not condition():
-            assert self.process.is_alive(), "ended too early"
+        while True:
+            alive = self.process.is_alive()
+            if condition():
+                break
+            assert alive, "ended too early"
             assert time.monotonic() < deadline, "waited in vain"
             time.sleep(0.002)
         assert self.process.pid is not None
         os.kill(self.process.pid, number)
+        if self.code() == 0:
+            raise TooLate
         return self.code()
 
     def code(self) -> int | None:

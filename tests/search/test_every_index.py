@@ -15,6 +15,7 @@ import pytest
 
 from finesight.errors import FineSightError
 from finesight.features.embedder import TorchEmbedder
+from finesight.io.atomic import write_atomic
 from finesight.search.base import Index, NewItems
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import INDEX_ENGINES, create_index, find_engine, index_exists, open_index, uri_help
@@ -22,7 +23,7 @@ from finesight.search.image_files import path_id
 from finesight.search.open_embedder import open_embedder
 from finesight.search.searcher import Searcher
 from indexes import SPACES, batch, contents, item, meta, small_encoder, units
-from processes import environment, start_server
+from processes import TIMEOUT, environment, start_server
 from reference.nearest import nearest
 from serving import drawn
 
@@ -206,7 +207,7 @@ def _add_slowly(uri: str, encoder: str, progress: str) -> None:
     index = create_index(uri, meta(), Path(encoder))
     for start in range(1, 100_000, 20):
         index.add(batch(list(range(start, start + 20)), units(20, seed=start)))
-        Path(progress).write_text(str(start + 19))
+        write_atomic(Path(progress), str(start + 19))  # or it might be killed when the file is empty
 
 
 def test_killed_while_adding(engine: str, tmp_path: Path) -> None:
@@ -216,8 +217,8 @@ def test_killed_while_adding(engine: str, tmp_path: Path) -> None:
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_add_slowly, args=(uri, str(tmp_path / "encoder"), str(progress)), daemon=True)
     process.start()
-    deadline = time.monotonic() + 60
-    while not progress.exists() or int(progress.read_text() or 0) < 200:
+    deadline = time.monotonic() + TIMEOUT
+    while not progress.exists() or int(progress.read_text()) < 200:
         assert process.is_alive(), "ended too early"
         assert time.monotonic() < deadline, "waited in vain"
         time.sleep(0.003)

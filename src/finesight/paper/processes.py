@@ -32,12 +32,17 @@ def run_commands(
         With the words ``failed``, if a command has failed.
     """
     waiting, running, codes = deque(commands), list[subprocess.Popen[bytes]](), list[int]()
-    with _signals_to(running) as received:
+    passed_on = 0
+    with _received_signals() as received:
         while running or (waiting and not received):
             while waiting and len(running) < jobs and not received:
                 words = [sys.executable, "-m", "finesight", *waiting.popleft()]
                 child = subprocess.Popen(words, start_new_session=True, env={**os.environ, **(variables or {})})
                 running.append(child)
+            for number in received[passed_on:]:  # not by the handler, which does not know a child that just began
+                passed_on += 1
+                for child in running:
+                    child.send_signal(number)
             codes += [child.returncode for child in running if child.poll() is not None]
             running[:] = [child for child in running if child.returncode is None]
             time.sleep(PAUSE if running else 0)
@@ -49,19 +54,10 @@ def run_commands(
 
 
 @contextmanager
-def _signals_to(running: Sequence[subprocess.Popen[bytes]]) -> Iterator[list[int]]:
-    """Pass a signal to stop on to what runs, once: a terminal would send it to all, and two mean "at once".
-
-    Yields the list of signals that came.
-    """
+def _received_signals() -> Iterator[list[int]]:
+    """Yield the list of the signals to stop that came. A terminal would send one to all, and two mean "at once"."""
     received: list[int] = []
-
-    def forward(number: int, _: object) -> None:
-        received.append(number)
-        for child in running:
-            child.send_signal(number)
-
-    before = [signal.signal(number, forward) for number in STOPS]
+    before = [signal.signal(number, lambda number, _: received.append(number)) for number in STOPS]
     try:
         yield received
     finally:
