@@ -136,6 +136,15 @@ def command(*args: str | Path, **env: str) -> Finished:
     return Command(*args, **env).wait()
 
 
+def children_of(process: int) -> list[int]:
+    """The processes that a process started."""
+    parents = {}
+    for file in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):  # it may end meanwhile
+            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
+    return [number for number, parent in parents.items() if parent == process]
+
+
 class TooLate(Exception):
     """A process had come too far when the signal reached it: what was to be tested did not happen."""
 

@@ -93,11 +93,11 @@ def in_thread(service: SearchService | JudgeRoom) -> Iterator[tuple[str, SearchS
         thread = threading.Thread(target=server.run, args=([bound],), daemon=True)
         thread.start()
         try:
-            assert ready.wait(20)
+            assert ready.wait(120)
             yield browser_address(bound, "127.0.0.1"), server
         finally:
             server.should_exit = True
-            thread.join(20)
+            thread.join(120)
             assert not thread.is_alive()
 
 

@@ -211,7 +211,7 @@ def test_nested_tuples_take_no_time(tmp_path: Path) -> None:
         start = time.process_time()
         with suppress(FineSightError):
             read_pickle(tmp_path / "train")
-        assert time.process_time() - start < 1
+        assert time.process_time() - start < 10
 
 
 def test_files_too_large_are_not_read(tmp_path: Path) -> None:

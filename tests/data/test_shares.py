@@ -63,7 +63,7 @@ def test_a_forked_process_has_threads_of_its_own() -> None:
             seen: list[slice] = []
             in_shares(seen.append, 2)
             os._exit(len(seen))
-        deadline = threading.Timer(20, os.kill, (child, 9))
+        deadline = threading.Timer(120, os.kill, (child, 9))
         deadline.start()
         assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 2
         deadline.cancel()

@@ -277,5 +277,5 @@ def test_a_dead_hub_fails_fast_and_names_the_ways_out(tmp_path: Path) -> None:
                     "--weights FILE"
                 )
                 assert message.index("--weights FILE") < message.index("--weights random is for training from nothing")
-                assert float(seconds) < 20
+                assert float(seconds) < 60
             process.stdin.write("\n")

@@ -95,7 +95,7 @@ def test_no_server_is_said_soon() -> None:
         for call in (open_index, index_exists):
             with pytest.raises(FineSightError, match="no Milvus server at milvus://127"):
                 call(f"milvus://me:secret@127.0.0.1:{held.getsockname()[1]}/birds")
-    assert time.monotonic() - start < 10
+    assert time.monotonic() - start < 30
 
 
 def test_a_server_that_is_no_milvus() -> None:

@@ -22,6 +22,8 @@ from finesight.data.drawing import draw, make_species
 HTML_NAME = "<img src=x onerror=alert(1)> & <b>bold.png"
 CSV_NAME = '=1+2,"quoted".png'
 SPECIES, EACH = 5, 8
+PATIENCE = 60_000  # milliseconds, only for what never happens
+expect.set_options(timeout=PATIENCE)
 ITEMS = SPECIES * EACH
 PAINTED = "#hits .heat[data-painted]"
 GIVE = """([name, type, text, how]) => {
@@ -90,7 +92,7 @@ class Tab:
 
     def __post_init__(self) -> None:
         page = self.page
-        page.set_default_timeout(15_000)
+        page.set_default_timeout(PATIENCE)
         page.on("console", lambda said: self.complain(said.text) if said.type in ("error", "warning") else None)
         page.on("pageerror", lambda error: self.complain(str(error)))
         page.on("dialog", lambda dialog: (self.complain(f"dialog: {dialog.message}"), dialog.dismiss()))

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
+import socket
 import threading
 from pathlib import Path
+from urllib.parse import urlsplit
 
 import numpy as np
 import pytest
@@ -298,7 +301,12 @@ def test_progress_and_a_server_that_ends(browser: Browser, page_birds: Path, tmp
             page.locator("#samples .open").first.click()
             tab.searched()
             server.should_exit = True
-            page.wait_for_timeout(300)
+            parts = urlsplit(url)
+            with contextlib.suppress(ConnectionRefusedError):
+                for _ in range(600):
+                    socket.create_connection((parts.hostname, parts.port)).close()
+                    page.wait_for_timeout(100)
+            page.wait_for_timeout(300)  # for the connections that are open
             page.locator("#hits .open").first.click()
             expect(page.get_by_role("alert")).to_contain_text("The server does not answer.")
             expect(page.get_by_role("button", name="Try again")).to_be_visible()

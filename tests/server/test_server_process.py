@@ -33,7 +33,7 @@ def server(gallery: Gallery) -> Iterator[Serving]:
 
 
 def well(url: str) -> None:
-    with httpx.Client(base_url=url) as web:
+    with httpx.Client(base_url=url, timeout=60) as web:
         assert web.get("/api/health").json()["status"] == "ok"
         assert len(web.post("/api/search", files=form(drawn())).json()["hits"]) == 8
 
@@ -88,7 +88,7 @@ async def storm(url: str, asks: dict[str, bytes]) -> tuple[Counter[tuple[str, in
 def test_thousands_at_once(server: Serving) -> None:
     well(server.url)
     threads, memory = server.threads, server.memory
-    with httpx.Client(base_url=server.url) as web:
+    with httpx.Client(base_url=server.url, timeout=60) as web:
         asks = questions(web)
     counts, details = asyncio.run(storm(server.url, asks))
     assert sum(counts.values()) == REQUESTS
@@ -110,7 +110,7 @@ PART = b'--b\r\nContent-Disposition: form-data; name="file"; filename="a.png"\r\
 def connected(url: str) -> socket.socket:
     parts = urlsplit(url)
     assert parts.hostname is not None
-    return socket.create_connection((parts.hostname, parts.port or 80), timeout=20)
+    return socket.create_connection((parts.hostname, parts.port or 80), timeout=60)
 
 
 def received(sock: socket.socket) -> bytes:
@@ -123,7 +123,7 @@ def received(sock: socket.socket) -> bytes:
 
 def test_slow_and_silent_clients(gallery: Gallery) -> None:
     with (
-        web_for(gallery.index, upload_seconds=0.5, header_seconds=0.3, queue=2) as web,
+        web_for(gallery.index, upload_seconds=1.5, header_seconds=0.6, queue=2) as web,
         in_thread(web.service) as (url, _),
     ):
         with connected(url) as silent, connected(url) as trickle, connected(url) as slow:
@@ -133,14 +133,14 @@ def test_slow_and_silent_clients(gallery: Gallery) -> None:
             assert silent.recv(100) == b""
             assert trickle.recv(100) == b""
             answer = received(slow)
-            assert time.monotonic() - start < 10
+            assert time.monotonic() - start < 25, "the usual limits are 30 and 15 seconds"
             assert b" 408 " in answer.split(b"\r\n")[0]
             assert b"took longer" in answer
         # one that takes its time between two questions is not cut off in the middle of an answer
-        with httpx.Client(base_url=url) as patient:
+        with httpx.Client(base_url=url, timeout=60) as patient:
             for _ in range(3):
                 assert patient.get("/api/health").status_code == 200
-                time.sleep(0.2)
+                time.sleep(0.4)
         well(url)
         assert (web.service.network.size, web.service.uploads.used) == (0, 0)
 
@@ -154,7 +154,7 @@ def test_clients_that_leave(gallery: Gallery) -> None:
             sent = body if number % 2 else body[: len(body) // 2]  # the whole picture, or half of it
             sock.sendall(HEAD + b"Content-Length: %d\r\n\r\n" % len(body) + sent)
             sock.close()
-        deadline = time.monotonic() + 20
+        deadline = time.monotonic() + 120
         while (web.service.network.size or web.service.uploads.used) and time.monotonic() < deadline:
             time.sleep(0.02)
         assert (web.service.network.size, web.service.uploads.used) == (0, 0)
@@ -200,7 +200,7 @@ def ended_well(running: Serving, code: int = 0, number: signal.Signals = signal.
     """Stop the server, and return what it said on standard error."""
     ended, seconds, err = running.stop(number)
     assert ended in (code, 130 if code == 0 else code)
-    assert seconds < 8
+    assert seconds < 14, "it waits three for running requests, and for no client that has 15 for its header"
     assert "Traceback" not in err
     return err
 
@@ -210,11 +210,11 @@ def test_ctrl_c_ends_a_server_with_a_token(gallery: Gallery) -> None:
         Serving(
             "serve", gallery.index.parent, "--port", "0", FINESIGHT_TOKEN="a/word&more"
         ) as running,  # a run: its index
-        httpx.Client(follow_redirects=True) as browser,
+        httpx.Client(follow_redirects=True, timeout=60) as browser,
     ):
         address, _, word = running.url.partition("?token=")
         assert word == "a%2Fword%26more"
-        assert httpx.get(f"{address}api/health").status_code == 401
+        assert httpx.get(f"{address}api/health", timeout=60).status_code == 401
         assert browser.get(running.url).status_code == 200
         assert browser.get(f"{address}api/health").status_code == 200  # the connection stays open
         with connected(address) as idle:
@@ -240,14 +240,14 @@ def test_the_index_is_brought_up_to_date_meanwhile(gallery: Gallery, tmp_path: P
     index, images = copy_gallery(gallery, tmp_path)
     (images / "new.png").write_bytes(drawn(seed=500))
     with Serving("serve", index, "--port", "0", "--update", images, "--quiet") as running:
-        deadline = time.monotonic() + 30
+        deadline = time.monotonic() + 120
         while time.monotonic() < deadline:
-            health = httpx.get(f"{running.url}api/health").json()
+            health = httpx.get(f"{running.url}api/health", timeout=60).json()
             if health["status"] == "ok" and health["items"] == 9:
                 break
             time.sleep(0.05)
         assert (health["items"], health["problem"]) == (9, None)
-        hits = httpx.post(f"{running.url}api/search", files=form(drawn(seed=500))).json()["hits"]
+        hits = httpx.post(f"{running.url}api/search", files=form(drawn(seed=500)), timeout=60).json()["hits"]
         assert hits[0]["path"] == "new.png"
         err = ended_well(running, -signal.SIGTERM, signal.SIGTERM)
     assert "1 added" in err

@@ -90,13 +90,13 @@ def test_batches_are_those_of_an_order_drawn_anew_for_each_step(
 def test_an_order_is_drawn_once_an_epoch(cache: DecodedCache) -> None:
     """A million images take 10 ms and more to be shuffled."""
     batches = Batches(cache, np.arange(1_000_000), batch_size=8, epochs=1, seed=7)
-    start = time.process_time()
+    start = time.thread_time()
     batches.indices(0)
-    first = time.process_time() - start
-    start = time.process_time()
-    for step in range(1, 40):
+    first = time.thread_time() - start
+    start = time.thread_time()
+    for step in range(1, 100):
         batches.indices(step)
-    assert time.process_time() - start < first
+    assert time.thread_time() - start < 10 * first
 
 
 def test_pixels_sizes_and_steps_are_those_of_the_indices(make: Maker, cache: DecodedCache) -> None:
@@ -127,7 +127,7 @@ def test_one_batch_is_read_while_another_trains(make: Maker, cache: DecodedCache
     batches.cache = Watched(**{field.name: getattr(cache, field.name) for field in fields(cache)})
     steps = iter(batches)
     next(steps)
-    assert second.wait(10), "nobody asked for the second batch yet"
+    assert second.wait(60), "nobody asked for the second batch yet"
     assert [step.step for step in steps] == list(range(1, 12))
     assert len(reads) == 12
     beginning = iter(batches)

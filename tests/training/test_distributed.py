@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 from pathlib import Path
@@ -21,7 +20,7 @@ from finesight.nn.distributed import gather, gather_with_gradient, mean_over_ran
 from finesight.training.batches import step_generator
 from finesight.training.config import build_config, read_yaml
 from finesight.training.save_encoder import frozen_encoder
-from processes import TINY, TooLate, in_time, rows, trained
+from processes import TINY, TooLate, children_of, in_time, rows, trained
 from ranks import RANKS, in_ranks, stopped_pair
 
 pytestmark = pytest.mark.slow
@@ -79,11 +78,7 @@ def assert_same_training(one: Path, two: Path) -> None:
 
 def child_of(process: int) -> int:
     """The process Lightning started for the second device."""
-    parents = {}
-    for file in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):  # it may end meanwhile
-            parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
-    children = [number for number, parent in parents.items() if parent == process]
+    children = children_of(process)
     if not children:
         raise TooLate
     (child,) = children
