@@ -1,9 +1,9 @@
 """``Backbone``: images → feature map φ, from any timm model that has one."""
 
 import copy
-from collections.abc import Sequence
-from contextlib import nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -93,7 +93,7 @@ class Backbone(nn.Module):
         self._frozen_modules = self._freeze()
         if config.lora:
             self._add_lora()
-        self._checkpointed = False
+        self._checkpointed, self._builds_graph = False, True
         self._fold()
         self.train()
 
@@ -143,6 +143,13 @@ class Backbone(nn.Module):
 
     def outputs(self, images: Tensor, *, folded: bool = False, attention: bool = False) -> MapOutput:
         """Return φ as ``forward`` does, and of the same pass the class token and, if asked, what it attends to."""
+        if self._builds_graph or not torch.is_grad_enabled() or self._partly_folded.compiled:
+            return self._outputs(images, folded=folded, attention=attention)
+        with torch.no_grad():
+            output = self._outputs(images, folded=folded, attention=attention)
+        return replace(output, phi=output.phi.detach().requires_grad_())
+
+    def _outputs(self, images: Tensor, *, folded: bool, attention: bool) -> MapOutput:
         if not torch.compiler.is_compiling():
             self.require_sides(*images.shape[2:])
         images = images.contiguous(memory_format=torch.channels_last)
@@ -160,6 +167,18 @@ class Backbone(nn.Module):
             given[:, 0] if self.map.class_token else None,
             None if catcher is None else self.map.attended(catcher, images),
         )
+
+    @contextmanager
+    def without_graph(self) -> Iterator[None]:
+        """Let φ be a leaf meanwhile: gradients reach it and what is made of it, but no weights. Its bits are the same.
+
+        A compiled network builds its graph all the same: without one it would have to be compiled a second time.
+        """
+        self._builds_graph = False
+        try:
+            yield
+        finally:
+            self._builds_graph = True
 
     def require_sides(self, *pixels: int) -> None:
         """Raise ``FineSightError`` if images with these sides cannot be used."""

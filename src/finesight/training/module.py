@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from contextlib import nullcontext
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -13,7 +14,7 @@ from torch import Tensor
 from finesight.errors import FineSightError
 from finesight.methods.base import DatasetInfo, find_method
 from finesight.nn.backbone import Backbone
-from finesight.nn.distributed import gather, mean_over_ranks
+from finesight.nn.distributed import gather, mean_over_ranks, world
 from finesight.nn.norm import hold_norms, join_norms
 from finesight.rationale.interaction import branch_pool
 from finesight.rationale.loss import Rationale
@@ -76,7 +77,11 @@ class TrainingModule(L.LightningModule):
         generator = step_generator(self.config.seed, batch.step)
         kinds = self.kinds[: self.objective.views]
         views = self.hook.views(batch, kinds, generator, self.objective)
-        with network_randomness(self.config.seed, batch):
+        waits = self._backbone_waits(batch.step)
+        with (
+            network_randomness(self.config.seed, batch),
+            self.objective.backbone.without_graph() if waits else nullcontext(),
+        ):
             output = self.objective(views, generator, batch.labels)
         loss = contrast = output.loss.mean()
         metrics = {"objective": contrast, **output.metrics}
@@ -91,6 +96,19 @@ class TrainingModule(L.LightningModule):
             raise FineSightError(f"The loss is not a number at step {batch.step}.")
         total: Tensor = loss
         return total
+
+    def _backbone_waits(self, step: int) -> bool:
+        """Return whether the gradient of the backbone's weights is not looked at after this step, by anything.
+
+        The norm that ``clip_grad_norm`` limits, the search for infinities in half precision and DDP do look at it.
+        """
+        optim, device = self.config.optim, self.device.type
+        halved = torch.is_autocast_enabled(device) and torch.get_autocast_dtype(device) == torch.float16
+        if optim.clip_grad_norm is not None or halved or world()[1] > 1:
+            return False
+        last = step + optim.accumulate_grad_batches - 1  # or earlier: the step at which the optimizer uses it
+        groups = self.optimizer.param_groups[: self._first_head]
+        return all(last < group["freeze_epochs"] * self.steps_per_epoch for group in groups)
 
     def on_train_batch_start(self, batch: Batch, batch_idx: int) -> None:
         optim = self.config.optim
