@@ -102,7 +102,10 @@ class GroupedOptimizer(Optimizer):
             self._momentum(group, rest, grads, group["lr"] * group["bias_lr_ratio"])
 
     def _momentum(self, group: dict[str, Any], params: list[Tensor], grads: Iterable[Tensor], rate: float) -> None:
-        buffers = [self.state[p].setdefault("momentum", torch.zeros_like(p)) for p in params]
+        for p in params:
+            if "momentum" not in self.state[p]:
+                self.state[p]["momentum"] = torch.zeros_like(p)
+        buffers = [self.state[p]["momentum"] for p in params]
         torch._foreach_mul_(buffers, group["momentum"])
         torch._foreach_add_(buffers, list(grads))
         torch._foreach_add_(params, buffers, alpha=-rate)
