@@ -10,6 +10,9 @@ own, as a user would run it, and they take turns, so that the median ratio withi
 one of its MoCo example: NTXentLoss with a memory bank, SGD, the momentum copies updated first. ``--before`` adds the
 steps of an older commit of FineSight, ``--compiled`` those after torch.compile. With one thread seconds are those of
 the processor, else of the clock. Needs ``pip install finesight[bench]``.
+
+In a gentle run the backbone waits for a quarter of the steps, while the new head learns. Both kinds of steps are
+measured, and ``gentle`` is their mean over a run.
 """
 
 from __future__ import annotations
@@ -35,12 +38,15 @@ from torch import Tensor
 ROWS = (("resnet18", 112, 64), ("resnet50", 128, 32))
 QUICK = (("resnet18", 64, 16),)
 QUEUE = 4096
+WAITING = 0.25  # of a gentle run's steps
+STEPS = {"learning": 50, "waiting": 10}  # of a hundred: which step is taken
 GENTLE: dict[str, Any] = {  # what of the preset concerns a step
     "backbone.freeze": 3,
     "backbone.frozen_norm": True,
     "objective.momentum": 0.99,
     "optim.lr": 0.03,
     "optim.backbone_lr_ratio": 0.3,
+    "optim.freeze_epochs": WAITING,  # of one epoch
 }
 WAYS: dict[str, dict[str, Any]] = {
     "moco-v2": {"method": "moco-v2"},
@@ -48,7 +54,7 @@ WAYS: dict[str, dict[str, Any]] = {
     "gentle": {"method": "lcr", **GENTLE},
 }
 PEER = "lightly moco"
-Step = Callable[[], object]
+Step = Callable[[str], object]  # of one of the kinds in STEPS
 
 
 # --- in a process of its own: one way ---------------------------------------------------------------------------------
@@ -78,9 +84,10 @@ def finesight_step(way: str, backbone: str, batch_size: int, views: list[Tensor]
         if isinstance(part, Backbone):
             part.compile_features()
     module.hook.views = lambda *_: views  # type: ignore[method-assign]
-    batch = Batch(50, torch.zeros(batch_size, 3, 1, 1, dtype=torch.uint8), torch.ones(batch_size, 2), slice(None), None)
+    canvas, sizes = torch.zeros(batch_size, 3, 1, 1, dtype=torch.uint8), torch.ones(batch_size, 2)
 
-    def step() -> None:
+    def step(kind: str) -> None:
+        batch = Batch(STEPS[kind], canvas, sizes, slice(None), None)
         module.on_train_batch_start(batch, 0)
         loss = module.training_step(batch, 0)
         module.optimizer.zero_grad()
@@ -107,7 +114,7 @@ def lightly_step(backbone: str, views: list[Tensor]) -> Step:
     criterion = NTXentLoss(temperature=0.2, memory_bank_size=(QUEUE, 128))
     optimizer = torch.optim.SGD([*body.parameters(), *head.parameters()], lr=0.03, momentum=0.9, weight_decay=1e-4)
 
-    def step() -> None:
+    def step(_: str) -> None:
         update_momentum(body, key_body, m=0.999)
         update_momentum(head, key_head, m=0.999)
         query = head(body(views[0]).flatten(start_dim=1))
@@ -122,15 +129,15 @@ def lightly_step(backbone: str, views: list[Tensor]) -> Step:
 
 
 def work(way: str, backbone: str, resolution: int, batch_size: int) -> None:
-    """Make a step for every line that is read, and print how long it took."""
+    """Make a step of the kind that each line names, and print how long it took."""
     torch.manual_seed(0)
     views = [torch.randn(batch_size, 3, resolution, resolution) for _ in range(2)]
     peer = way == PEER
     step = lightly_step(backbone, views) if peer else finesight_step(way, backbone, batch_size, views)
     now = clock()
-    for _ in sys.stdin:
+    for line in sys.stdin:
         began = now()
-        step()
+        step(line.strip())
         print(f"seconds {now() - began}", flush=True)
 
 
@@ -156,39 +163,50 @@ class Worker:
         self.process.stdin.close()
         self.process.wait()
 
-    def step(self) -> float:
+    def step(self, kind: str = "learning") -> float:
         assert self.process.stdin is not None
         assert self.process.stdout is not None
-        print("step", file=self.process.stdin, flush=True)
+        print(kind, file=self.process.stdin, flush=True)
         for line in self.process.stdout:
             if line.startswith("seconds "):
                 return float(line.split()[1])
         raise SystemExit("a step failed: see above")
 
 
+def one_round(way: str, worker: Worker) -> dict[str, float]:
+    """Return the seconds of a step; of gentle ways the mean over a run, and both kinds of its steps."""
+    name, space, suffix = way.partition(" (")
+    if "optim.freeze_epochs" not in WAYS.get(name, {}):
+        return {way: worker.step()}
+    kinds = {kind: worker.step(kind) for kind in STEPS}
+    mean = WAITING * kinds["waiting"] + (1 - WAITING) * kinds["learning"]
+    return {way: mean, **{f"{name}, {kind}{space}{suffix}": value for kind, value in kinds.items()}}
+
+
 def measure(ways: list[str], row: tuple[str, int, int], rounds: int, threads: int, before: Path | None) -> Any:
-    seconds: dict[str, list[float]] = {way: [] for way in ways}
+    seconds: dict[str, list[float]] = {}
     first = {}
     with ExitStack() as stack:
         workers = {way: stack.enter_context(Worker(way, row, threads, before)) for way in ways}
         for way, worker in workers.items():
             first[way] = round(worker.step(), 2)  # allocates, and compiles; not counted
-            worker.step()
+            worker.step("waiting")
         for _ in range(rounds):
             for way, worker in workers.items():
-                seconds[way].append(worker.step())
+                for name, value in one_round(way, worker).items():
+                    seconds.setdefault(name, []).append(value)
     backbone, resolution, batch_size = row
     found = {
         "backbone": backbone,
         "resolution": resolution,
         "batch_size": batch_size,
         "median": {way: round(statistics.median(values), 3) for way, values in seconds.items()},
-        "of_lightly": {way: ratio(seconds[way], seconds[PEER]) for way in ways if way != PEER},
+        "of_lightly": {way: ratio(seconds[way], seconds[PEER]) for way in seconds if way != PEER},
         "first_step": first,
         "seconds": {way: [round(value, 3) for value in values] for way, values in seconds.items()},
     }
     for kind in ("before", "compiled"):
-        pairs = {way: f"{way} ({kind})" for way in WAYS if f"{way} ({kind})" in seconds}
+        pairs = {way: f"{way} ({kind})" for way in seconds if f"{way} ({kind})" in seconds}
         if pairs:
             found[f"of_{kind}"] = {way: ratio(seconds[way], seconds[other]) for way, other in pairs.items()}
     return found
@@ -221,7 +239,7 @@ def main() -> None:
             continue
         rounds = 2 if options.quick else options.rounds
         rows.append(measure(ways, row, rounds, options.threads, options.before))
-        print(rows[-1]["backbone"], rows[-1]["median"], rows[-1]["of_lightly"], flush=True)
+        print(rows[-1]["backbone"], rows[-1]["median"], rows[-1].get("of_before"), flush=True)
     print(record_measurement({"threads": options.threads, "rows": rows}, options.out))
 
 
