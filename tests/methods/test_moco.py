@@ -1,4 +1,5 @@
 from itertools import chain
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,7 @@ from reference.gradcam import average, differences
 from reference.infonce import dot
 from reference.infonce import head as head_reference
 from reference.infonce import info_nce as info_nce_reference
+from small import small_module
 
 # --- InfoNCE ------------------------------------------------------------------------------------------------------
 
@@ -93,6 +95,41 @@ def test_keys_come_back_in_order_from_sub_batches_of_about_the_group(n: int, gro
         assert max(sizes) <= 1.5 * group + 1
     else:
         assert len(sizes) == 1
+
+
+def test_keys_without_batch_statistics_are_computed_together() -> None:
+    """The permutation is drawn all the same: what is drawn after it must not change."""
+    images, network, generator, other = torch.arange(80.0)[:, None], Recorder(), seeded(3), seeded(3)
+    assert torch.equal(shuffled_forward(network, images, generator, None), images * 2)
+    assert network.groups == [list(range(80))]
+    torch.randperm(80, generator=other)
+    assert torch.equal(torch.rand(3, generator=generator), torch.rand(3, generator=other))
+
+
+@pytest.mark.parametrize(
+    ("options", "sizes"),
+    [
+        ({"backbone.freeze": 2, "backbone.frozen_norm": True}, [16]),
+        ({"backbone.freeze": 2}, [8, 8]),  # the norms of later stages normalize by the batch
+        ({"backbone.frozen_norm": True}, [8, 8]),  # keeps its bits
+        ({}, [8, 8]),
+    ],
+)
+def test_keys_are_cut_into_groups_where_that_matters(options: dict[str, Any], sizes: list[int]) -> None:
+    module = small_module("moco-v2", **options, batch_size=16).train()
+    seen: list[int] = []
+    module.objective.key_backbone.register_forward_hook(lambda _, given, __: seen.append(len(given[0])))
+    views = [torch.randn(16, 3, 32, 32, generator=seeded(i)) for i in range(2)]
+    whole = module.objective(views, seeded())
+    assert seen == sizes
+    if len(sizes) == 1:
+        alone = torch.cat([module.objective(views_of, seeded()).target for views_of in split(views)])
+        assert (whole.target - alone).norm() <= 1e-6 * alone.norm()
+
+
+def split(views: list[Tensor]) -> list[list[Tensor]]:
+    """Return each image of the views alone."""
+    return [[view[i : i + 1] for view in views] for i in range(len(views[0]))]
 
 
 def test_batch_norm_sees_shuffled_sub_batches() -> None:

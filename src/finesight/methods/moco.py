@@ -26,6 +26,7 @@ from finesight.nn.backbone import Backbone
 from finesight.nn.distributed import gather, shuffled_forward
 from finesight.nn.heads import ProjectorName, projector
 from finesight.nn.momentum import momentum_copy
+from finesight.nn.norm import uses_batch_statistics
 from finesight.nn.objective_output import ObjectiveOutput
 from finesight.nn.pooling import Pool
 from finesight.nn.queue import Queue, automatic_queue
@@ -88,7 +89,7 @@ class MoCo(Objective):
         self, views: Sequence[Tensor], generator: torch.Generator, labels: Tensor | None = None
     ) -> ObjectiveOutput:
         phi = self.backbone(views[0])
-        k = shuffled_forward(self._keys, views[1], generator, self.config.key_batch)
+        k = shuffled_forward(self._keys, views[1], generator, self._key_group())
         with full_precision(phi):
             pooled = self.pool(phi)
             q = F.normalize(self.head(pooled), dim=1)
@@ -96,6 +97,15 @@ class MoCo(Objective):
         similarities = {"positive_similarity": positive, "negative_similarity": negative}
         metrics = {name: values.detach().mean() for name, values in similarities.items()}
         return ObjectiveOutput(loss, phi, pooled, q, k, positive=positive, metrics=metrics)
+
+    def _key_group(self) -> int | None:
+        """Return how many keys are normalized together; None for all, if stages and all norms of the key are frozen.
+
+        Larger batches are faster. Without frozen stages keys keep the bits they had in groups.
+        """
+        frozen = self.backbone.config.freeze > 0
+        cut = not frozen or uses_batch_statistics(self.key_backbone, self.key_pool, self.key_head)
+        return self.config.key_batch if cut else None
 
     def _keys(self, images: Tensor) -> Tensor:
         phi = self.key_backbone(images)

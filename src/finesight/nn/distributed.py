@@ -40,19 +40,22 @@ def mean_over_ranks(values: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @torch.no_grad()
 def shuffled_forward(
-    network: Callable[[Tensor], Tensor], images: Tensor, generator: torch.Generator, group: int = 32
+    network: Callable[[Tensor], Tensor], images: Tensor, generator: torch.Generator, group: int | None = 32
 ) -> Tensor:
     """Run ``network`` on shuffled sub-batches, so that batch norm cannot tell a key which batch it came from.
 
     In several processes the joined batch is permuted over the ranks (MoCo's shuffle-BN); in one process it is permuted
-    and cut into sub-batches of about ``group``. The permutation depends on the step's seed alone, so all ranks agree.
+    and cut into sub-batches of about ``group``, or left whole with None, for networks that use no statistics of the
+    batch. The permutation depends on the step's seed alone, so all ranks agree.
     """
     rank, processes = world()
     joined = gather(images)
-    order = torch.randperm(len(joined), generator=generator).to(images.device)
+    order = torch.randperm(len(joined), generator=generator).to(images.device)  # always: others draw after it
     if processes > 1:
         mine = order.view(processes, -1)[rank]
         outputs = gather(network(joined[mine]))
+    elif group is None:
+        return network(images)
     else:
         # batch norm cannot train on a single image, so no sub-batch has fewer than two
         pieces = max(1, min(len(joined) // 2, max(2, round(len(joined) / group))))

@@ -45,6 +45,12 @@ def _normalize(norm: Any, x: Tensor) -> Tensor:
     return y.to(x.dtype)
 
 
+def uses_batch_statistics(*networks: nn.Module) -> bool:
+    """Return whether batch norms of any of the networks normalize by the batch, as they do in training."""
+    modules = (module for network in networks for module in network.modules())
+    return any(isinstance(module, _BatchNorm) and module.training for module in modules)
+
+
 def join_norms(network: nn.Module) -> None:
     """Make every batch norm in ``network`` see the joined batch; names and weights stay."""
     for module in network.modules():
