@@ -190,7 +190,8 @@ class Encoder(nn.Module):
         whole = self.device.type != "cpu" or self.joint_masks
         size = max(1, len(views)) if whole else self.batch_size(views.shape[2] * views.shape[3])
         pieces = (repeat(None) if x is None else torch.split(x, size) for x in (views, objects, regions))
-        outputs = [self._encode(poolings, *piece) for piece in zip(*pieces, strict=False)]
+        onnx = self._fitting_onnx(views)
+        outputs = [self._encode(poolings, onnx, *piece) for piece in zip(*pieces, strict=False)]
         return EncoderOutput(
             {name: torch.cat([output.features[name] for output in outputs]).cpu() for name in poolings},
             {name: torch.cat([output.masks[name] for output in outputs]).cpu() for name in outputs[0].masks},
@@ -198,12 +199,17 @@ class Encoder(nn.Module):
         )
 
     def _encode(
-        self, poolings: Sequence[str], views: Tensor, objects: Tensor | None, regions: Tensor | None
+        self,
+        poolings: Sequence[str],
+        onnx: OnnxMaps | None,
+        views: Tensor,
+        objects: Tensor | None,
+        regions: Tensor | None,
     ) -> EncoderOutput:
         chosen = [find_pooling(name) for name in poolings]
         attention = self.shown_mask == ATTENTION or any(one.shown_mask == ATTENTION for one in chosen)
         tokens = attention or any(one.needs_class_token for one in chosen)
-        output = self.outputs(views, attention=attention) if tokens else MapOutput(self.maps(views))
+        output = self.outputs(views, attention=attention) if tokens else MapOutput(self._maps(views, onnx))
         grid = output.phi.shape[2:]
         shares = (None if x is None else object_share(x.to(self.device), *grid) for x in (objects, regions))
         return self.pool(output, poolings, *shares)
@@ -224,9 +230,17 @@ class Encoder(nn.Module):
 
     def maps(self, views: Tensor) -> Tensor:
         """Return φ of normalized views, which go through the network together. (N, 3, R, R) -> (N, C, H, W)"""
+        return self._maps(views, self._fitting_onnx(views))
+
+    def _fitting_onnx(self, views: Tensor) -> OnnxMaps | None:
+        """Return the session of onnxruntime if it may be used; looking through all weights takes a while."""
+        rounds = self._may_round and not torch.is_grad_enabled()
+        return self._onnx if rounds and self._onnx is not None and self._onnx.fits(views) else None
+
+    def _maps(self, views: Tensor, onnx: OnnxMaps | None) -> Tensor:
+        if onnx is not None:
+            return onnx(views)
         folded = self._may_round and not torch.is_grad_enabled()
-        if folded and self._onnx is not None and self._onnx.fits(views):
-            return self._onnx(views)
         with self._autocast():
             phi: Tensor = self.backbone(views.to(self.device), folded=folded)
         return phi.float()

@@ -60,5 +60,14 @@ def agree(full: Tensor, half: Tensor) -> bool:
 
 
 def weight_state(module: nn.Module) -> list[tuple[int, int]]:
-    """Return what changes with the weights: where each tensor is, and how often it was written to."""
-    return [(one.data_ptr(), one._version) for one in (*module.parameters(), *module.buffers())]
+    """Return what changes with the weights: where each tensor is, and how often it was written to.
+
+    Torch's own iterators make a name for each tensor, which takes as long as embedding an image with a small network.
+    """
+    found, left = [], [module]
+    while left:
+        part = left.pop()
+        tensors = (*part._parameters.values(), *part._buffers.values())
+        found += [(one.data_ptr(), one._version) for one in tensors if one is not None]
+        left += [child for child in part._modules.values() if child is not None]
+    return found
