@@ -31,6 +31,7 @@ from finesight.search.open_embedder import require_same
 COMMIT_IMAGES = 64  # images that are committed together …
 COMMIT_SECONDS = 5.0  # … or what is done after so long: a kill loses no more, or one group …
 GROUP = 32  # … of images that go through the network together
+FIRST = 8  # images of the first group; the next are twice as large each: the network waits for the first one to be read
 READ_TRIES, PAUSE = 3, 0.05  # to read a file that is being written, and seconds between them
 
 PHASES = {"listing": "listing images", "embedding": "embedding", "finishing": "making the search fast"}
@@ -175,7 +176,7 @@ def require_root(index: Index, root: str | Path) -> None:
 
 
 class _Batch:
-    """Embeds views ``GROUP`` at a time and commits them to the index ``size`` at a time, or after some seconds.
+    """Embeds views up to ``GROUP`` at a time and commits them to the index ``size`` at a time, or after some seconds.
 
     ``ids`` are of items that the index had before.
     """
@@ -185,6 +186,7 @@ class _Batch:
     ) -> None:
         self.index, self.embedder, self.ids, self.update, self.size = index, embedder, ids, update, size
         self.waiting: list[tuple[View, int, str, tuple[int, int]]] = []  # not embedded yet
+        self.group = FIRST  # so many of these go through the network together
         self.first = 0.0  # when the first of these came
         self._clear()
 
@@ -198,7 +200,7 @@ class _Batch:
         if not self.waiting:
             self.first = time.monotonic()
         self.waiting.append((view, number, path, stamp))
-        is_full = len(self.waiting) >= min(GROUP, self.size - len(self.items))
+        is_full = len(self.waiting) >= min(self.group, self.size - len(self.items))
         if is_full or time.monotonic() - self.first >= COMMIT_SECONDS:
             self.embed()
             if len(self.items) >= self.size or time.monotonic() - self.since >= COMMIT_SECONDS:
@@ -213,6 +215,7 @@ class _Batch:
             self.items.append(IndexItem(number, path, *stamp, view.width, view.height, embedding.mask))
             self.embeddings.append(embedding)
         self.waiting.clear()
+        self.group = min(GROUP, 2 * self.group)
 
     def skip(self, path: str, reason: SkipImage) -> None:
         """Remove an item that is no picture any more; keep one that cannot be reached now, as it may come back."""
