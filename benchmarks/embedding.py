@@ -164,6 +164,7 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile too, which takes up to a minute for each row"
     )
+    parser.add_argument("--rows", help="names of backbones, with commas")
     parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
@@ -172,6 +173,8 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FINESIGHT_CACHE"] = folder  # the trial is made here and now
         for name, resolution in ROWS:
+            if options.rows and name not in options.rows.split(","):
+                continue
             rows.append(measure(name, resolution, rounds, images, options.compile))
             print(f"{name} {resolution} px: {rows[-1]['images_per_second']}", flush=True)
     libraries = f", onnxruntime {version('onnxruntime')}, timm {version('timm')}"
