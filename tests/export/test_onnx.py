@@ -86,6 +86,7 @@ def test_the_region_may_be_left_out_or_shared_by_the_batch(encoder: Encoder, pla
         ("bilinear", "released"),
         ("attention-gem", None),
         ("class-token-and-average", None),
+        ("rationale-gem-two-maps", "finesight"),
     ],
 )
 def test_other_poolings_and_variants(tmp_path: Path, pooling: str, variant: VariantName | None) -> None:

@@ -86,10 +86,11 @@ def test_a_region_weighs_each_cell_by_its_share(embedder: TorchEmbedder, files: 
     share = torch.from_numpy(cover((10 / 32, 3 / 32, 19 / 32, 17 / 32), WHOLE, 4))[None].float()
     assert encoder.branch is not None
     with torch.no_grad():
-        phi = encoder.backbone(views)
-        responses = encoder.branch.responses(phi)
+        made = encoder.backbone.outputs(views, earlier=True)
+        phi, responses = made.phi, encoder.branch.responses(made.phi)
     for name, pooling in poolings.items():
-        torch.testing.assert_close(narrow.features[name], pooling(phi, whole.masks, responses, share))
+        more = {"earlier": made.earlier} if pooling.needs_earlier else {}
+        torch.testing.assert_close(narrow.features[name], pooling(phi, whole.masks, responses, share, **more))
         torch.testing.assert_close(everything.features[name], whole.features[name])
         assert not torch.allclose(narrow.features[name], whole.features[name], rtol=1e-3)
     assert torch.equal(narrow.masks["rationale"], whole.masks["rationale"])

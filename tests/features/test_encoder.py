@@ -27,7 +27,7 @@ from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pooling import attention_mask, energy_map
-from finesight.nn.poolings import find_pooling, offered_poolings
+from finesight.nn.poolings import offered_poolings
 from finesight.training.config import RuntimeConfig
 
 pytestmark = pytest.mark.slow
@@ -67,8 +67,7 @@ def test_a_feature_does_not_depend_on_its_batch(lcr: Path, files: list[Path], ex
                 together = encoder.encode(views[chosen], POOLINGS)
                 assert same(together.attention, masks[chosen])
                 for name in POOLINGS:
-                    width = find_pooling(name).width(encoder.channels, 4)
-                    assert together.features[name].shape == (len(chosen), width)
+                    assert together.features[name].shape == (len(chosen), encoder.feature_width(name))
                     assert same(together.features[name], alone[name][chosen]), name
 
 

@@ -39,7 +39,7 @@ def test_the_same_maps_of_any_number_of_images(name: str) -> None:
     maps = OnnxMaps(one.backbone, 64)
     with torch.no_grad():
         for count in (1, 5):
-            assert same_rows(maps(views(count)), one.backbone(views(count)))
+            assert same_rows(maps(views(count)).phi, one.backbone(views(count)))
     assert maps.fits(views())
     assert not maps.fits(views(side=96)), "it was made for one size"
     with torch.no_grad():

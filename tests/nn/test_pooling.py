@@ -12,12 +12,21 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from finesight.errors import FineSightError
 from finesight.nn.pooling import attention_mask, bilinear, energy_map, narrow_mask, object_share, pool
-from finesight.nn.poolings import POOLINGS, BranchPooling, Pooling, find_pooling, offered_poolings, register_pooling
+from finesight.nn.poolings import (
+    EARLIER_WEIGHT,
+    POOLINGS,
+    BranchPooling,
+    Pooling,
+    find_pooling,
+    offered_poolings,
+    register_pooling,
+)
 from reference.boxes import share as share_reference
 from reference.gradcam import differences
 from reference.pooling import bilinear as bilinear_reference
 from reference.pooling import mask as mask_reference
 from reference.pooling import pooled as pooled_reference
+from reference.two_maps import two_maps as two_maps_reference
 
 FORMS = list(product(["image", "batch"], ["shifted_max", "max"]))
 
@@ -123,10 +132,15 @@ def class_token(images: int, channels: int) -> torch.Tensor:
     return random(images, channels, seed=3)
 
 
+def earlier_map(images: int, rows: int, columns: int) -> torch.Tensor:
+    """Of twice the cells each way, less one row: a side that is no multiple."""
+    return random(images, 5, 2 * rows - 1, 2 * columns, seed=4).abs() + 0.01
+
+
 def expected(pooling: Pooling, phi: torch.Tensor, mask: torch.Tensor, region: torch.Tensor | None) -> np.ndarray:
     """What loops give, for a mask that is the same for all kinds; its responses are mask and 1 - mask.
 
-    The class token is that of ``class_token``.
+    The class token is that of ``class_token``, the earlier map that of ``earlier_map``.
     """
     if pooling.needs_class_token and pooling.mask is None:
         token = class_token(len(phi), phi.shape[1]).numpy()
@@ -141,6 +155,9 @@ def expected(pooling: Pooling, phi: torch.Tensor, mask: torch.Tensor, region: to
         return bilinear_reference(phi.numpy(), responses.numpy())
     inside = weights * cover
     inside = torch.where(inside.sum((1, 2), keepdim=True) > 0, inside, cover)  # a mask that says nothing
+    if pooling.needs_earlier:
+        earlier = earlier_map(len(phi), *phi.shape[2:])
+        return two_maps_reference(phi.numpy(), earlier.numpy(), inside.numpy(), EARLIER_WEIGHT)
     found = pooled_reference(phi.numpy(), inside.numpy(), power=3.0 if pooling.gem else 1.0)
     return found * inside.numpy().sum((1, 2))[:, None] if pooling.total else found
 
@@ -157,8 +174,9 @@ def test_a_pooling_is_what_loops_give(pooling: Pooling, shape: tuple[int, ...], 
     masks = {} if pooling.mask is None else {pooling.mask: weights}
     responses = torch.stack([weights, 1 - weights], 1) if pooling.per_projection else None
     more = {"class_token": class_token(n, channels)} if not pooling.can_narrow else {}
+    more |= {"earlier": earlier_map(n, *grid)} if pooling.needs_earlier else {}
     found = pooling(phi, masks, responses, part, **more)
-    assert found.shape == (n, pooling.width(channels, 2))
+    assert found.shape == (n, pooling.width(channels, 2, 5))
     np.testing.assert_allclose(found.numpy(), expected(pooling, phi, weights, part), rtol=1e-10, atol=1e-12)
 
 
@@ -183,7 +201,8 @@ def test_a_pooling_of_its_own_kind_is_no_sum_over_cells() -> None:
 
 def test_which_are_offered_and_kept() -> None:
     names = ["average", "gem", "energy", "energy-gem", "attention", "attention-gem", "class-token"]
-    names += ["class-token-and-average", "rationale", "rationale-gem", "rationale-sum", "bilinear"]
+    names += ["class-token-and-average", "rationale", "rationale-gem", "rationale-sum"]
+    names += ["rationale-gem-two-maps", "energy-gem-two-maps", "bilinear"]
     assert list(offered_poolings()) == names
     assert [name for name, pooling in POOLINGS.items() if pooling.trainable] == ["average", "rationale", "bilinear"]
     spaces = {name: find_pooling(name).spaces for name in ("average", "bilinear", "rationale-gem")}

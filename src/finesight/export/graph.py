@@ -21,7 +21,7 @@ class Graph(nn.Module):
         super().__init__()
         self.encoder = encoder
         pooling = find_pooling(encoder.config.pooling)
-        self.attends = pooling.mask == OWN_ATTENTION
+        self.attends, self.earlier = pooling.mask == OWN_ATTENTION, pooling.needs_earlier
         self.names, self.poolings = output_names(pooling, responses=responses), vector_outputs(pooling)
         self.register_buffer("mean", 255 * torch.tensor(encoder.config.mean).view(3, 1, 1))
         self.register_buffer("std", 255 * torch.tensor(encoder.config.std).view(3, 1, 1))
@@ -30,7 +30,7 @@ class Graph(nn.Module):
     def forward(self, images: Tensor, region: Tensor) -> tuple[Tensor, ...]:
         """Return what ``names`` lists, and φ (N, C, h, w), of uint8 RGB (N, H, W, 3) and shares (N, H, W)."""
         views = (images.permute(0, 3, 1, 2).float() - self.mean) / self.std
-        made = self.encoder.backbone.outputs(views, attention=self.attends)
+        made = self.encoder.backbone.outputs(views, attention=self.attends, earlier=self.earlier)
         phi = made.phi
         share = cell_share(region, phi.shape[2], phi.shape[3])
         output = self.encoder.pool(made, tuple(self.poolings.values()), regions=share)

@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
@@ -36,6 +36,7 @@ from finesight.nn.pooling import attention_mask, energy_map, limit_lengths, limi
 from finesight.nn.pooling_config import PoolingName
 from finesight.nn.poolings import (
     ATTENTION,
+    EARLIER_WEIGHT,
     RATIONALE,
     Pooling,
     branch_mask_name,
@@ -72,6 +73,7 @@ class EncoderConfig(BaseModel):
     interpolation: Interpolation = "bilinear"
     crop_pct: float = CROP_PCT
     crop_mode: CropMode = "center"
+    earlier_weight: float = Field(EARLIER_WEIGHT, ge=0)  # of the earlier map, in poolings of two maps
 
     @property
     def framing(self) -> Framing:
@@ -117,6 +119,13 @@ class Encoder(nn.Module):
     @property
     def channels(self) -> int:
         return self.backbone.channels
+
+    def feature_width(self, pooling: str) -> int:
+        """Return how many numbers a feature has under a pooling."""
+        chosen = find_pooling(pooling)
+        projections = 0 if self.branch is None else self.branch.projections
+        earlier = self.backbone.earlier.channels if chosen.needs_earlier else 0
+        return chosen.width(self.channels, projections, earlier)
 
     @property
     def device(self) -> torch.device:
@@ -209,7 +218,11 @@ class Encoder(nn.Module):
         chosen = [find_pooling(name) for name in poolings]
         attention = self.shown_mask == ATTENTION or any(one.shown_mask == ATTENTION for one in chosen)
         tokens = attention or any(one.needs_class_token for one in chosen)
-        output = self.outputs(views, attention=attention) if tokens else MapOutput(self._maps(views, onnx))
+        earlier = any(one.needs_earlier for one in chosen)
+        if tokens or earlier:
+            output = self.outputs(views, attention=attention, earlier=earlier, tokens=tokens)
+        else:
+            output = MapOutput(self._maps(views, onnx))
         grid = output.phi.shape[2:]
         shares = (None if x is None else object_share(x.to(self.device), *grid) for x in (objects, regions))
         return self.pool(output, poolings, *shares)
@@ -232,28 +245,33 @@ class Encoder(nn.Module):
         """Return φ of normalized views, which go through the network together. (N, 3, R, R) -> (N, C, H, W)"""
         return self._maps(views, self._fitting_onnx(views))
 
-    def _fitting_onnx(self, views: Tensor) -> OnnxMaps | None:
+    def _fitting_onnx(self, views: Tensor, *, earlier: bool = False) -> OnnxMaps | None:
         """Return the session of onnxruntime if it may be used; looking through all weights takes a while."""
         rounds = self._may_round and not torch.is_grad_enabled()
-        return self._onnx if rounds and self._onnx is not None and self._onnx.fits(views) else None
+        return self._onnx if rounds and self._onnx is not None and self._onnx.fits(views, earlier=earlier) else None
 
     def _maps(self, views: Tensor, onnx: OnnxMaps | None) -> Tensor:
         if onnx is not None:
-            return onnx(views)
+            return onnx(views).phi
         folded = self._may_round and not torch.is_grad_enabled()
         with self._autocast():
             phi: Tensor = self.backbone(views.to(self.device), folded=folded)
         return phi.float()
 
-    def outputs(self, views: Tensor, *, attention: bool = False) -> MapOutput:
-        """Return φ and, of networks that have one, the class token, and what it attends to if that is asked for.
+    def outputs(
+        self, views: Tensor, *, attention: bool = False, earlier: bool = False, tokens: bool = True
+    ) -> MapOutput:
+        """Return φ, the class token of networks that have one, and what it attends to and the earlier map if asked for.
 
-        Always by torch: onnxruntime gives maps alone.
+        Without ``tokens`` the maps alone, which onnxruntime gives too.
         """
         folded = self._may_round and not torch.is_grad_enabled()
+        onnx = None if tokens else self._fitting_onnx(views, earlier=earlier)
+        if onnx is not None:
+            return onnx(views)
         with self._autocast():
-            output = self.backbone.outputs(views.to(self.device), folded=folded, attention=attention)
-        beside = (None if x is None else x.float() for x in (output.class_token, output.attention))
+            output = self.backbone.outputs(views.to(self.device), folded=folded, attention=attention, earlier=earlier)
+        beside = (None if x is None else x.float() for x in (output.class_token, output.attention, output.earlier))
         return MapOutput(output.phi.float(), *beside)
 
     def _autocast(self) -> AbstractContextManager[object]:
@@ -263,8 +281,11 @@ class Encoder(nn.Module):
     def _may_round(self) -> bool:
         return self.device.type == "cpu" and not (self.exact or self.joint_masks)
 
-    def prepare_for(self, images: int, *, progress: bool = True) -> None:
-        """Get ready to embed so many images: on a GPU, or by onnxruntime where it is there and faster."""
+    def prepare_for(self, images: int, poolings: Sequence[str] = (), *, progress: bool = True) -> None:
+        """Get ready to embed so many images: on a GPU, or by onnxruntime where it is there and faster.
+
+        ``poolings`` are those that will be asked for, by default the encoder's own.
+        """
         if not self._may_round or self._onnx is not None or self._gpu is not None:
             return
         if torch.cuda.is_available() and images >= SOME:
@@ -275,7 +296,8 @@ class Encoder(nn.Module):
         if images < MANY:
             return
         side = self.config.resolution
-        self._onnx, ratio = find_faster(self.backbone, side, self.batch_size(side * side))
+        earlier = any(find_pooling(name).needs_earlier for name in poolings or (self.config.pooling,))
+        self._onnx, ratio = find_faster(self.backbone, side, self.batch_size(side * side), earlier=earlier)
         if progress:
             engine = "torch" if self._onnx is None else "onnxruntime"
             beside = (
@@ -300,14 +322,24 @@ class Encoder(nn.Module):
         features = {}
         for name, pooling in chosen.items():
             more: dict[str, Any] = {"signed": True} if pooling.gem and self.backbone.signed else {}
+            if pooling.needs_earlier:
+                more |= {
+                    "earlier": output.earlier,
+                    "earlier_signed": self.backbone.earlier.signed,
+                    "earlier_weight": self.config.earlier_weight,
+                }
             if pooling.needs_class_token and pooling.mask is None:
                 more = {"class_token": output.class_token}
             features[name] = pooling(phi, masks, responses, regions, **more)
         return EncoderOutput(features, masks, self.shown_mask)
 
     def limited(self, output: MapOutput) -> MapOutput:
-        """Return what is pooled: the tokens of a signed map, those that are far too long shortened."""
-        return replace(output, phi=limit_lengths(output.phi)) if self.backbone.signed else output
+        """Return what is pooled: the tokens of signed maps, those that are far too long shortened."""
+        if self.backbone.signed:
+            output = replace(output, phi=limit_lengths(output.phi))
+        if output.earlier is not None and self.backbone.earlier.signed:
+            output = replace(output, earlier=limit_lengths(output.earlier))
+        return output
 
     def masks(self, output: MapOutput) -> dict[str, Tensor]:
         """Return channel energy, the class token's attention if it is there, and A' of Eq. 8 of every branch.
@@ -325,11 +357,13 @@ class Encoder(nn.Module):
         return masks
 
     def require(self, pooling: Pooling) -> None:
-        """Raise ``FineSightError`` if the pooling needs a branch or a class token that this encoder does not have."""
+        """Raise ``FineSightError`` if the pooling needs something that this encoder does not have.
+
+        That is a branch, a class token, or the map of an earlier stage.
+        """
         if pooling.needs_branch and self.branch is None:
             raise FineSightError(f"Pooling {pooling.name!r} needs a trained rationale; this encoder has none.")
-        if pooling.needs_class_token:
-            self.backbone.require_class_token(pooling.name, attention=pooling.mask == ATTENTION)
+        self.backbone.require_pooling(pooling)
 
     def _check(self, poolings: Sequence[str], views: Tensor, objects: Tensor | None, regions: Tensor | None) -> None:
         known = {"energy", ATTENTION, RATIONALE, "box", *map(branch_mask_name, self.extra_branches)}

@@ -56,7 +56,7 @@ def extract(
             f"Pooling {oracles[0]!r} looks at the annotated object, and {cache.source.root} has neither object masks "
             "nor boxes. Leave it out, or give a data set that has them (CUB-200-2011, the drawn look-alikes)."
         )
-    encoder.prepare_for(len(indices), progress=progress)
+    encoder.prepare_for(len(indices), poolings, progress=progress)
     features: dict[str, Features] = {}
     masks: dict[str, NDArray[np.float32]] = {}
     batches = [slice(start, start + batch_size) for start in range(0, len(indices), batch_size)]

@@ -18,7 +18,8 @@ from torch import Tensor, nn
 
 from finesight.data.remembered import Remembered
 from finesight.features.gpu import weight_state
-from finesight.nn.backbone import Backbone
+from finesight.nn.backbone import Backbone, MapOutput
+from finesight.nn.earlier_map import two_maps
 
 FILE = "engines.json"  # in the cache folder: what earlier trials found
 WORTH = 1.05  # so many times as fast as torch it must be: making the session takes as long as some 30 images
@@ -29,16 +30,17 @@ TOLERANCE = 1e-5
 class OnnxMaps:
     """The feature maps of a backbone with the weights it has now, for views of one size."""
 
-    def __init__(self, backbone: Backbone, resolution: int) -> None:
+    def __init__(self, backbone: Backbone, resolution: int, *, earlier: bool = False) -> None:
         import onnxruntime
 
+        self.earlier = earlier  # whether the map of the stage before the last one is given too
         self.shape = (3, resolution, resolution)
         self._backbone, self._state = backbone, weight_state(backbone)
         content = io.BytesIO()
         with warnings.catch_warnings(), torch.no_grad():
             warnings.simplefilter("ignore")
             torch.onnx.export(
-                _Features(backbone).eval(),
+                _Features(backbone, earlier=earlier).eval(),
                 (torch.zeros(2, *self.shape),),
                 content,  # type: ignore[arg-type]
                 dynamo=False,
@@ -51,32 +53,39 @@ class OnnxMaps:
         options.intra_op_num_threads = torch.get_num_threads()
         self._session = onnxruntime.InferenceSession(content.getvalue(), options, providers=["CPUExecutionProvider"])
 
-    def fits(self, views: Tensor) -> bool:
-        """Return whether it can be asked: for views of its size, and while the weights are the same."""
-        return views.shape[1:] == self.shape and self._state == weight_state(self._backbone)
+    def fits(self, views: Tensor, *, earlier: bool = False) -> bool:
+        """Return whether it can be asked: for maps it gives of views of its size, while the weights are the same."""
+        given = views.shape[1:] == self.shape and self.earlier >= earlier
+        return given and self._state == weight_state(self._backbone)
 
     def __reduce__(self) -> Any:
         return type(None), ()  # a copy of the encoder is without: its weights may go another way
 
-    def __call__(self, views: Tensor) -> Tensor:
-        (phi,) = self._session.run(None, {"views": views.contiguous().numpy()})
-        return torch.from_numpy(phi)
+    def __call__(self, views: Tensor) -> MapOutput:
+        phi, *before = map(torch.from_numpy, self._session.run(None, {"views": views.contiguous().numpy()}))
+        return MapOutput(phi, earlier=before[0] if before else None)
 
 
 class _Features(nn.Module):
-    def __init__(self, backbone: Backbone) -> None:
+    def __init__(self, backbone: Backbone, *, earlier: bool) -> None:
         super().__init__()
         self.model, self.map = backbone.model, backbone.map
+        self.earlier = backbone.earlier if earlier else None
 
-    def forward(self, views: Tensor) -> Tensor:
-        return self.map(self.model.forward_features(views), views)
+    def forward(self, views: Tensor) -> tuple[Tensor, ...]:
+        if self.earlier is None:
+            return (self.map(self.model.forward_features(views), views),)
+        given, before = two_maps(self.model, views, self.earlier)
+        return self.map(given, views), before
 
 
-def find_faster(backbone: Backbone, resolution: int, batch: int) -> tuple[OnnxMaps | None, float]:
+def find_faster(
+    backbone: Backbone, resolution: int, batch: int, *, earlier: bool = False
+) -> tuple[OnnxMaps | None, float]:
     """Return the backbone in onnxruntime, or None if torch is hardly slower; and how many times as fast it is.
 
     That is 0 if onnxruntime or onnx is missing, the network cannot be exported, or its maps differ. ``batch`` images
-    at a time are tried, as they will come: torch is slower with fewer.
+    at a time are tried, as they will come: torch is slower with fewer. ``earlier`` asks for the earlier map too.
     """
     try:
         import onnx
@@ -86,14 +95,14 @@ def find_faster(backbone: Backbone, resolution: int, batch: int) -> tuple[OnnxMa
     versions = f"torch {torch.__version__} onnxruntime {onnxruntime.__version__} onnx {onnx.__version__}"
     kind = backbone.config.model_copy(update={"weights": "", "freeze": 0}).model_dump_json()
     where = f"{platform.node()} {platform.machine()} {torch.get_num_threads()} threads"
-    key = f"{kind} {batch} of {resolution} px, {where}, {versions}"
+    key = f"{kind} {batch} of {resolution} px{', two maps' if earlier else ''}, {where}, {versions}"
     trials = Remembered(FILE)
     known = trials.read()
     if known.get(key, WORTH) < WORTH:
         return None, known[key]
     maps = None
     try:
-        maps = OnnxMaps(backbone, resolution)
+        maps = OnnxMaps(backbone, resolution, earlier=earlier)
         ratio = known[key] if key in known else _trial(backbone, maps, batch)
     except Exception:  # exporter and runtime raise errors of many kinds; torch can do all of it
         ratio = 0.0
@@ -106,11 +115,16 @@ def find_faster(backbone: Backbone, resolution: int, batch: int) -> tuple[OnnxMa
 def _trial(backbone: Backbone, maps: OnnxMaps, batch: int) -> float:
     """Return how many times as fast it is, by turns; 0 if the maps differ."""
     views = torch.rand(batch, *maps.shape, generator=torch.Generator().manual_seed(0)) * 4 - 2
-    expected = backbone(views, folded=True)
-    if not (maps(views) - expected).norm() <= TOLERANCE * expected.norm():
-        return 0.0
-    turns = [(_seconds(lambda: backbone(views, folded=True)), _seconds(lambda: maps(views))) for _ in range(ROUNDS)]
-    return min(by_torch for by_torch, _ in turns) / min(seconds for _, seconds in turns)  # others only add time
+
+    def by_torch() -> MapOutput:
+        return backbone.outputs(views, folded=True, earlier=maps.earlier)
+
+    expected, found = by_torch(), maps(views)
+    for wanted, got in ((expected.phi, found.phi), (expected.earlier, found.earlier)):
+        if wanted is not None and got is not None and not (got - wanted).norm() <= TOLERANCE * wanted.norm():
+            return 0.0
+    turns = [(_seconds(by_torch), _seconds(lambda: maps(views))) for _ in range(ROUNDS)]
+    return min(slow for slow, _ in turns) / min(seconds for _, seconds in turns)  # others only add time
 
 
 def _seconds(run: Callable[[], Any]) -> float:

@@ -3,7 +3,7 @@
 import copy
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Self
 
 import torch
@@ -16,10 +16,12 @@ from finesight.io.memory import keep_freed_memory
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.checkpointing import checkpoint_blocks, forward_pass
 from finesight.nn.class_attention import AttentionCatcher
+from finesight.nn.earlier_map import EarlierMap, find_earlier, two_maps
 from finesight.nn.feature_map import find_map
 from finesight.nn.fold import PROBE, FoldedModel
 from finesight.nn.lora import add_lora, merge_lora, plain_name
 from finesight.nn.parts import Parts, find_parts
+from finesight.nn.poolings import ATTENTION, Pooling
 from finesight.nn.weights import imagenet_model, is_caffe_style, load_weights
 
 __all__ = ["Backbone", "BackboneConfig", "MapOutput"]
@@ -32,17 +34,14 @@ class MapOutput:
     phi: Tensor  # (N, C, H, W)
     class_token: Tensor | None = None  # (N, C), of networks that have one
     attention: Tensor | None = None  # (N, H, W) of the class token to the patches in the last block, if asked for
+    earlier: Tensor | None = None  # (N, D, H', W') of the stage before the last one, if asked for
 
 
 def joined(parts: Sequence[MapOutput]) -> MapOutput:
     """Return what was computed in parts as one."""
-    tokens = [part.class_token for part in parts if part.class_token is not None]
-    attentions = [part.attention for part in parts if part.attention is not None]
-    return MapOutput(
-        torch.cat([part.phi for part in parts]),
-        torch.cat(tokens) if tokens else None,
-        torch.cat(attentions) if attentions else None,
-    )
+    names = [field.name for field in fields(MapOutput)]
+    values = {name: [value for part in parts if (value := getattr(part, name)) is not None] for name in names}
+    return MapOutput(**{name: torch.cat(found) for name, found in values.items() if found})
 
 
 class Backbone(nn.Module):
@@ -132,6 +131,7 @@ class Backbone(nn.Module):
         side = self.map.sides.nearest(PROBE)
         self._folded = FoldedModel(self.model, side=side)
         self._partly_folded = FoldedModel(self.model, frozen_only=True, compiled=compiled, side=side)
+        self._folded_two_maps: FoldedModel | None = None  # made when it is asked for
 
     def forward(self, images: Tensor, *, folded: bool = False) -> Tensor:
         """Return φ. ``folded`` norms give the same but for rounding, and faster; without gradients only.
@@ -141,22 +141,30 @@ class Backbone(nn.Module):
         """
         return self.outputs(images, folded=folded).phi
 
-    def outputs(self, images: Tensor, *, folded: bool = False, attention: bool = False) -> MapOutput:
-        """Return φ as ``forward`` does, and of the same pass the class token and, if asked, what it attends to."""
+    def outputs(
+        self, images: Tensor, *, folded: bool = False, attention: bool = False, earlier: bool = False
+    ) -> MapOutput:
+        """Return φ as ``forward`` does, and of the same pass the class token and, if asked, what it attends to.
+
+        ``earlier`` asks for the map of the stage before the last one too: ``FineSightError`` if there is none.
+        """
         if self._builds_graph or not torch.is_grad_enabled() or self._partly_folded.compiled:
-            return self._outputs(images, folded=folded, attention=attention)
+            return self._outputs(images, folded=folded, attention=attention, earlier=earlier)
         with torch.no_grad():
-            output = self._outputs(images, folded=folded, attention=attention)
+            output = self._outputs(images, folded=folded, attention=attention, earlier=earlier)
         return replace(output, phi=output.phi.detach().requires_grad_())
 
-    def _outputs(self, images: Tensor, *, folded: bool, attention: bool) -> MapOutput:
+    def _outputs(self, images: Tensor, *, folded: bool, attention: bool, earlier: bool) -> MapOutput:
         if not torch.compiler.is_compiling():
             self.require_sides(*images.shape[2:])
         images = images.contiguous(memory_format=torch.channels_last)
         on_cpu = images.device.type == "cpu" and not torch.is_autocast_enabled("cpu")
         catcher = AttentionCatcher() if attention and self.map.attention else None
+        before = None
         with catcher or nullcontext(), forward_pass() if self._checkpointed else nullcontext():
-            if folded:
+            if earlier:
+                given, before = self._two_maps(images, folded=folded)
+            elif folded:
                 given = self._folded(images)
             elif self.training and (self._partly_folded.compiled or (on_cpu and self.config.freeze > 0)):
                 given = self._partly_folded(images)
@@ -166,6 +174,7 @@ class Backbone(nn.Module):
             self.map(given, images),  # (N, 3, R, R) -> (N, C, R / stride, R / stride)
             given[:, 0] if self.map.class_token else None,
             None if catcher is None else self.map.attended(catcher, images),
+            before,
         )
 
     @contextmanager
@@ -180,22 +189,37 @@ class Backbone(nn.Module):
         finally:
             self._builds_graph = True
 
+    def _two_maps(self, images: Tensor, *, folded: bool) -> tuple[Tensor, Tensor]:
+        if not folded:
+            return two_maps(self.model, images, self.earlier)
+        if self._folded_two_maps is None:
+            self._folded_two_maps = FoldedModel(self.model, side=self._folded.side, earlier=self.earlier)
+        made: tuple[Tensor, Tensor] = self._folded_two_maps(images)
+        return made
+
+    @property
+    def earlier(self) -> EarlierMap:
+        """The map of the stage before the last one; ``FineSightError`` if there is none."""
+        return find_earlier(self.config.name, self.config.output_stride)
+
     def require_sides(self, *pixels: int) -> None:
         """Raise ``FineSightError`` if images with these sides cannot be used."""
         for side in pixels:
             if not self.map.sides.take(side):
                 raise FineSightError(self.map.sides.problem(self.config.name, side))
 
-    def require_class_token(self, pooling: str, *, attention: bool) -> None:
-        """Raise ``FineSightError`` if the network has no class token, or not its attention where that is needed."""
-        if not self.map.class_token:
+    def require_pooling(self, pooling: Pooling) -> None:
+        """Raise ``FineSightError`` if a pooling needs a class token, attention or an earlier map that is not there."""
+        if pooling.needs_earlier:
+            find_earlier(self.config.name, self.config.output_stride)
+        if pooling.needs_class_token and not self.map.class_token:
             raise FineSightError(
-                f"Pooling '{pooling}' needs a class token, and '{self.config.name}' has none. "
+                f"Pooling '{pooling.name}' needs a class token, and '{self.config.name}' has none. "
                 "Take another pooling, or a vision transformer that has one (DINOv2, CLIP, DeiT, …)."
             )
-        if attention and not self.map.attention:
+        if pooling.mask == ATTENTION and not self.map.attention:
             raise FineSightError(
-                f"Pooling '{pooling}' cannot be had from '{self.config.name}': its last block has not one plain "
+                f"Pooling '{pooling.name}' cannot be had from '{self.config.name}': its last block has not one plain "
                 "attention of the class token to the patches. Take another pooling, class-token for example."
             )
 

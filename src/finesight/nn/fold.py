@@ -8,11 +8,14 @@ from __future__ import annotations
 import copy
 from collections import Counter
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+
+from finesight.nn.earlier_map import EarlierMap, two_maps
 
 PROBE = 128  # pixels of the image that shows which norm follows which convolution
 TOLERANCE = 1e-4  # relative; a fold that is not the same map is off by far more
@@ -27,18 +30,25 @@ class FoldedModel:
     """
 
     def __init__(
-        self, model: nn.Module, *, frozen_only: bool = False, compiled: bool = False, side: int = PROBE
+        self,
+        model: nn.Module,
+        *,
+        frozen_only: bool = False,
+        compiled: bool = False,
+        side: int = PROBE,
+        earlier: EarlierMap | None = None,
     ) -> None:
         self.model, self.frozen_only, self.compiled, self.side = model, frozen_only, compiled, side
+        self.earlier = earlier
         self._modes: list[bool] = []
         self._places: list[int] = []
         self._forward: Any = None
         self._pairs: list[_Pair] = []
 
-    def __call__(self, images: Tensor) -> Tensor:
+    def __call__(self, images: Tensor) -> Any:
+        """Return what ``forward_features`` gives; with ``earlier`` that and the earlier map."""
         self._follow()
-        phi: Tensor = self._forward(images)
-        return phi
+        return self._forward(images)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> FoldedModel:
         return self._of(copy.deepcopy(self.model, memo))
@@ -47,7 +57,9 @@ class FoldedModel:
         return {**vars(self._of(self.model))}
 
     def _of(self, model: nn.Module) -> FoldedModel:
-        return FoldedModel(model, frozen_only=self.frozen_only, compiled=self.compiled, side=self.side)
+        return FoldedModel(
+            model, frozen_only=self.frozen_only, compiled=self.compiled, side=self.side, earlier=self.earlier
+        )
 
     @torch.no_grad()
     def _follow(self) -> None:
@@ -69,8 +81,11 @@ class FoldedModel:
             shared |= {id(module): module for name, module in self.model.named_modules() if name not in inside}
             folded = copy.deepcopy(self.model, shared)  # the rest is the model's own
             self._pairs = _fold_pairs(folded, self.model, names)
-        forward: Any = folded.forward_features
+        forward = self._forward_of(folded)
         self._forward = torch.compile(forward) if self.compiled else forward
+
+    def _forward_of(self, model: Any) -> Any:
+        return model.forward_features if self.earlier is None else partial(two_maps, model, earlier=self.earlier)
 
     def _foldable(self) -> list[tuple[str, str]]:
         """Return the pairs, none if the map would change. A copy is tried: the model's own statistics must not move."""
@@ -79,12 +94,13 @@ class FoldedModel:
         trial: Any = copy.deepcopy(self.model).eval()
         image = torch.rand(1, 3, self.side, self.side, generator=torch.Generator().manual_seed(0)) * 2 - 1
         image = image.to(next(trial.parameters()).device)
-        names, expected = _find_pairs(trial, image)
+        forward = self._forward_of(trial)
+        names, expected = _find_pairs(trial, forward, image)
         names = [pair for pair in names if self._can_fold(*map(self.model.get_submodule, pair))]
         for pair in _fold_pairs(trial, trial, names):
             pair.follow()
-        error = (trial.forward_features(image) - expected).norm() / expected.norm()
-        return names if error < TOLERANCE else []
+        same = zip(_maps(forward(image)), expected, strict=True)
+        return names if all((one - other).norm() < TOLERANCE * other.norm() for one, other in same) else []
 
     def _can_fold(self, conv: nn.Module, norm: nn.Module) -> bool:
         if norm.training or getattr(norm, "running_mean", None) is None:
@@ -138,8 +154,8 @@ def _fold_pairs(into: nn.Module, source: nn.Module, names: list[tuple[str, str]]
     return pairs
 
 
-def _find_pairs(model: Any, image: Tensor) -> tuple[list[tuple[str, str]], Tensor]:
-    """Return the names of convolutions and the norms that follow them, and the map of the image that showed them."""
+def _find_pairs(model: Any, forward: Any, image: Tensor) -> tuple[list[tuple[str, str]], tuple[Tensor, ...]]:
+    """Return the names of convolutions and the norms that follow them, and the maps of the image that showed them."""
     made: dict[int, str] = {}
     calls: Counter[str] = Counter()
     pairs: list[tuple[str, str]] = []
@@ -157,10 +173,14 @@ def _find_pairs(model: Any, image: Tensor) -> tuple[list[tuple[str, str]], Tenso
         return seen
 
     handles = [module.register_forward_hook(watch(name)) for name, module in model.named_modules()]
-    expected: Tensor = model.forward_features(image)
+    expected = _maps(forward(image))
     for handle in handles:
         handle.remove()
     return [pair for pair in pairs if calls[pair[0]] == calls[pair[1]] == 1], expected
+
+
+def _maps(given: Any) -> tuple[Tensor, ...]:
+    return given if isinstance(given, tuple) else (given,)
 
 
 def _prefixes(name: str) -> list[str]:

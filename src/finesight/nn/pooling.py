@@ -1,12 +1,13 @@
-"""The tensor operations of ``nn.poolings``: masks, weighted and generalized means, bilinear features."""
+"""The tensor operations of ``nn.poolings``: masks, weighted and generalized means, two maps, bilinear features."""
 
 from __future__ import annotations
 
+import math
 from typing import Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import adaptive_avg_pool2d
+from torch.nn.functional import adaptive_avg_pool2d, interpolate, normalize
 
 GEM_POWER = 3.0
 EPSILON = 1e-7  # the paper's 1e-7 of A'
@@ -89,6 +90,31 @@ def pool(
         pooled = pooled if total else pooled / flat.sum(1, keepdim=True)
     pooled = pooled.pow(1 / GEM_POWER) if gem else pooled
     return pooled if lowest is None else pooled + lowest[:, :, 0, 0]
+
+
+def pool_two_maps(
+    phi: Tensor,
+    earlier: Tensor,
+    mask: Tensor | None,
+    weight: float,
+    *,
+    signed: bool = False,
+    earlier_signed: bool = False,
+) -> Tensor:
+    """Return GeM of φ under a mask beside ``weight`` times that of an earlier map, each of length 1, as is the whole.
+
+    The earlier map is pooled under the same mask, enlarged to its size.
+    (N, C, H, W), (N, D, H', W'), (N, H, W) -> (N, C + D)
+    """
+    larger = None if mask is None else enlarge(mask, *earlier.shape[2:])
+    last = normalize(pool(phi, mask, gem=True, signed=signed), dim=1)
+    before = normalize(pool(earlier, larger, gem=True, signed=earlier_signed), dim=1)
+    return torch.cat([last, weight * before], 1) / math.hypot(1, weight)
+
+
+def enlarge(mask: Tensor, height: int, width: int) -> Tensor:
+    """Return the mask for the cells of a larger map, interpolated bilinearly. (N, H, W) -> (N, height, width)"""
+    return interpolate(mask[:, None], (height, width), mode="bilinear", align_corners=False)[:, 0]
 
 
 def upcast(x: Tensor) -> Tensor:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 
 RATIONALE = "rationale"  # the mask of the encoder's own branch
 ATTENTION = "attention"  # what the network's class token attends to in its last block
+EARLIER_WEIGHT = 0.7  # of the earlier map beside φ
 
 
 class Pooling:
@@ -29,6 +30,7 @@ class Pooling:
     total = False  # the weighted sum instead of the mean
     needs_branch = False  # a rationale that was trained
     needs_class_token = False  # of a vision transformer
+    needs_earlier = False  # the map of the stage before the last one
     needs_objects = False  # annotations of where objects are: an oracle, as a control
     per_projection = False  # each projection of the branch pools on its own; ``mask`` only shows where it looks
     trainable = False  # may also be what the head sees while training
@@ -62,8 +64,8 @@ class Pooling:
         mask = mask if region is None else narrow_mask(mask, region)
         return pool(phi, mask, gem=self.gem, total=self.total, signed=signed)
 
-    def width(self, channels: int, projections: int = 0) -> int:
-        """Return how many numbers a feature has, given φ's channels and the branch's projections."""
+    def width(self, channels: int, projections: int = 0, earlier: int = 0) -> int:
+        """Return how many numbers a feature has, given the channels of φ, the projections, and the earlier channels."""
         return channels
 
     @property
@@ -172,7 +174,7 @@ class ClassTokenAndAveragePooling(ClassTokenPooling):
 
         return cat([normalize(part, dim=1) for part in (class_token, average(phi))], 1)
 
-    def width(self, channels: int, projections: int = 0) -> int:
+    def width(self, channels: int, projections: int = 0, earlier: int = 0) -> int:
         return 2 * channels
 
 
@@ -205,6 +207,56 @@ class RationaleSumPooling(RationalePooling):
     trainable = False  # ``rationale`` with ``rationale.mask_total`` is, in training
 
 
+class TwoMapsPooling(Pooling):
+    """Pool φ and the map of the stage before it in GeM under one mask: fine detail where the mask looks.
+
+    Each half has length 1, the earlier one is then weighed, and the whole has length 1. A region narrows the mask
+    before it is enlarged to the earlier map.
+    """
+
+    gem = True
+    needs_earlier = True
+    trainable = False
+
+    def __call__(  # type: ignore[override]
+        self,
+        phi: Tensor,
+        masks: Mapping[str, Tensor],
+        responses: Tensor | None = None,
+        region: Tensor | None = None,
+        *,
+        earlier: Tensor,
+        signed: bool = False,
+        earlier_signed: bool = False,
+        earlier_weight: float = EARLIER_WEIGHT,
+    ) -> Tensor:
+        """Pool φ (N, C, H, W) and ``earlier`` (N, D, H', W') to (N, C + D); see ``Pooling`` for the rest."""
+        from finesight.nn.pooling import narrow_mask, pool_two_maps
+
+        mask = None if self.mask is None else masks[self.mask]
+        mask = mask if region is None else narrow_mask(mask, region)
+        return pool_two_maps(phi, earlier, mask, earlier_weight, signed=signed, earlier_signed=earlier_signed)
+
+    def width(self, channels: int, projections: int = 0, earlier: int = 0) -> int:
+        return channels + earlier
+
+    @property
+    def is_sum_over_cells(self) -> bool:
+        return True
+
+
+@register_pooling
+class RationaleGemTwoMapsPooling(TwoMapsPooling, RationaleGemPooling):
+    name = "rationale-gem-two-maps"
+    words = "that beside the map of the stage before, under the same mask"
+
+
+@register_pooling
+class EnergyGemTwoMapsPooling(TwoMapsPooling, EnergyGemPooling):
+    name = "energy-gem-two-maps"
+    words = "energy-gem beside the map of the stage before, under the same mask"
+
+
 @register_pooling
 class BilinearPooling(RationalePooling):
     """Features are K times as wide as φ, too wide for an index: there, the mask that sums them up stands in."""
@@ -227,7 +279,7 @@ class BilinearPooling(RationalePooling):
         assert responses is not None
         return bilinear(phi, responses if region is None else responses * region[:, None])
 
-    def width(self, channels: int, projections: int = 0) -> int:
+    def width(self, channels: int, projections: int = 0, earlier: int = 0) -> int:
         return channels * projections
 
     @property

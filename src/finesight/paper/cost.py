@@ -23,6 +23,7 @@ from finesight.evaluation import linear, probe_fits, softmax
 from finesight.evaluation.fractions import nested_fractions
 from finesight.features.encoder import BATCH, BATCH_PIXELS
 from finesight.features.wide import WIDE
+from finesight.nn.earlier_map import find_earlier
 from finesight.nn.poolings import find_pooling
 from finesight.paper.hooks.objects import ObjectData, is_due
 from finesight.paper.machine import system_fact
@@ -136,9 +137,11 @@ def estimate(
 
 
 def feature_width(config: TrainConfig, channels: int) -> int:
-    """Return how many numbers a feature has: bilinear pooling has those of every projection."""
+    """Return how many numbers a feature has: those of every projection in bilinear pooling, of both of two maps."""
     projections = 0 if config.rationale is None else config.rationale.projections
-    return find_pooling(config.pooling).width(channels, projections)
+    pooling, backbone = find_pooling(config.pooling), config.backbone
+    earlier = find_earlier(backbone.name, backbone.output_stride).channels if pooling.needs_earlier else 0
+    return pooling.width(channels, projections, earlier)
 
 
 def _looks(config: TrainConfig) -> int:

@@ -20,7 +20,7 @@ from finesight.methods.base import OBJECTIVES, Method, ObjectiveConfig, find_met
 from finesight.nn.backbone_config import BackboneConfig, is_hub_name
 from finesight.nn.pixels import own_pixels
 from finesight.nn.pooling_config import PoolingName, TrainPooling
-from finesight.nn.poolings import find_pooling
+from finesight.nn.poolings import EARLIER_WEIGHT, find_pooling
 from finesight.rationale.config import VARIANTS, RationaleConfig
 from finesight.training.hooks import HOOKS
 from finesight.training.renamed import current_settings
@@ -96,6 +96,7 @@ class TrainConfig(_Model):
     focus: FocusConfig = FocusConfig()
     saliency: SaliencyConfig = SaliencyConfig()
     test_pooling: PoolingName | None = None  # None: the method's own, or that of the rationale's variant
+    earlier_weight: float = Field(EARLIER_WEIGHT, ge=0)  # of the earlier map, where test_pooling has two maps
     test_resolution: int | None = Field(None, ge=16)  # pixels the encoder is used at; None: those it is trained at
     initial_weight_ratio: float = Field(0.0, ge=0, le=1)  # share of the initial weights in the encoder that is saved
     optim: OptimConfig = OptimConfig()

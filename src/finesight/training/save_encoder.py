@@ -89,6 +89,7 @@ def _encoder_config(config: TrainConfig, backbone: Backbone) -> EncoderConfig:
         interpolation=config.views.interpolation,
         crop_pct=config.views.crop_pct,
         crop_mode=config.views.crop_mode,
+        earlier_weight=config.earlier_weight,
     )
 
 

@@ -27,6 +27,7 @@ from finesight.io.console import console, format_count
 from finesight.io.signals import stoppable
 from finesight.methods.base import find_method
 from finesight.nn.backbone import Backbone
+from finesight.nn.poolings import find_pooling
 from finesight.rationale.loss import RATIONALE_METRICS
 from finesight.training.batches import Batches
 from finesight.training.callbacks import Checkpointer, Journal, Progress, StepHooks
@@ -137,6 +138,7 @@ def _fit(
     if runtime.checkpoint_activations:
         module.checkpoint_activations()
     refuse_a_single_cell(module)
+    module.objective.backbone.require_pooling(find_pooling(config.pooling))  # not only when all is trained
     _refuse_too_short(module)
     try:
         trainer = _trainer(config, runtime)
