@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +11,7 @@ import torch
 
 from finesight.api import frozen
 from finesight.errors import FineSightError
-from finesight.explain.contributions import FeatureParts, Similarity, decompose, similarity
+from finesight.explain.contributions import EarlierParts, FeatureParts, Similarity, decompose, similarity
 from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import picture_view
@@ -25,15 +26,30 @@ K = 5
 SUMS = [name for name, pooling in offered_poolings().items() if pooling.is_sum_over_cells]
 POOLINGS = [name for name in SUMS if not find_pooling(name).needs_class_token]  # of the encoder below
 MASKED = [name for name in SUMS if name != "bilinear"]
+ONE_MAP = [name for name in MASKED if not find_pooling(name).needs_earlier]
+TWO_MAPS = [name for name in MASKED if name not in ONE_MAP]
 
 
 def seen(
-    seed: int, *, negative: bool = False, signed: bool = False, shape: tuple[int, int, int] = (6, 3, 4)
+    seed: int,
+    *,
+    negative: bool = False,
+    signed: bool = False,
+    shape: tuple[int, int, int] = (6, 3, 4),
+    by: str = "rationale",
 ) -> FeatureParts:
     random = np.random.default_rng(seed)
-    phi = random.normal(size=shape) if negative else random.random(shape) + 0.01
+
+    def drawn(*sizes: int) -> np.ndarray:
+        return random.normal(size=sizes) if negative else random.random(sizes) + 0.01
+
+    phi, (rows, columns) = drawn(*shape), shape[1:]
     responses = random.normal(size=(K, *shape[1:]))
-    return FeatureParts(phi, random.random(shape[1:]), responses, responses.argmax(0), signed)
+    parts = FeatureParts(phi, random.random(shape[1:]), responses, responses.argmax(0), signed)
+    if not find_pooling(by).needs_earlier:
+        return parts
+    larger = 2 * rows - 1, 2 * columns  # one side is no multiple
+    return replace(parts, earlier=EarlierParts(drawn(5, *larger), random.random(larger), 0.6, signed))
 
 
 @pytest.fixture
@@ -42,7 +58,7 @@ def two(birds: Path) -> tuple[Path, Path]:
     return first, second
 
 
-@pytest.mark.parametrize("by", MASKED)
+@pytest.mark.parametrize("by", ONE_MAP)
 def test_every_cell_and_projection_as_loops_have_them(by: str) -> None:
     query, hit = seen(0), seen(1, shape=(6, 2, 5))
     power = 3.0 if by.endswith("gem") else 1.0
@@ -61,6 +77,23 @@ def test_every_cell_and_projection_as_loops_have_them(by: str) -> None:
             loops.part(query.phi, query.weights, power, mine), loops.part(hit.phi, hit.weights, power, theirs)
         )
         assert part.matched == pytest.approx(wanted, abs=1e-12)
+
+
+@pytest.mark.parametrize("by", TWO_MAPS)
+def test_cells_of_two_maps_as_loops_have_them(by: str) -> None:
+    """What each map's cells add to its own cosine, the larger map's given to the cells of φ by their areas."""
+    query, hit = seen(0, by=by), seen(1, shape=(6, 2, 5), by=by)
+    assert query.earlier is not None
+    assert hit.earlier is not None
+    found, share = decompose(query, hit, find_pooling(by)), 0.6**2
+    last = loops.cell_map(query.phi, query.weights, 3.0, loops.feature(hit.phi, hit.weights, 3.0))
+    other = loops.feature(hit.earlier.map, hit.earlier.weights, 3.0)
+    fine = loops.cell_map(query.earlier.map, query.earlier.weights, 3.0, other)
+    wanted = (last + share * loops.coarse(fine, *last.shape)) / (1 + share)
+    np.testing.assert_allclose(found.query_map, wanted, rtol=1e-10)
+    assert found.score == pytest.approx(wanted.sum(), rel=1e-10)
+    alone = (replace(one, earlier=replace(one.earlier, weight=0.0)) for one in (query, hit))  # type: ignore[type-var]
+    np.testing.assert_allclose(decompose(*alone, find_pooling(by)).query_map, last, rtol=1e-10)
 
 
 def test_bilinear_blocks_as_loops_have_them() -> None:
@@ -86,7 +119,7 @@ def sums_to_its_score(found: Similarity) -> bool:
 @pytest.mark.parametrize("by", SUMS)
 @pytest.mark.parametrize(("negative", "signed"), [(False, False), (True, False), (True, True)])
 def test_cells_and_projections_sum_to_the_score(by: str, negative: bool, signed: bool) -> None:
-    two = (seen(seed, negative=negative, signed=signed) for seed in (2, 3))
+    two = (seen(seed, negative=negative, signed=signed, by=by) for seed in (2, 3))
     found = decompose(*two, find_pooling(by))
     assert sums_to_its_score(found)
     shares = [part.share for part in found.projections]
@@ -98,7 +131,8 @@ def test_cells_and_projections_sum_to_the_score(by: str, negative: bool, signed:
 
 @pytest.mark.parametrize("by", MASKED)
 def test_the_two_sides_can_be_swapped(by: str) -> None:
-    there, back = (decompose(*two, find_pooling(by)) for two in ((seen(4), seen(5)), (seen(5), seen(4))))
+    one, other = seen(4, by=by), seen(5, by=by)
+    there, back = (decompose(*two, find_pooling(by)) for two in ((one, other), (other, one)))
     assert there.score == pytest.approx(back.score, rel=1e-12)
     np.testing.assert_allclose(there.query_map, back.hit_map, rtol=1e-12)
     assert {part.k: part.share for part in there.projections} == pytest.approx(
@@ -133,12 +167,12 @@ def test_the_score_is_the_cosine_of_the_encoders_features(encoder: Encoder, two:
     assert len(found.projections) > 1
 
 
-@pytest.mark.parametrize("space", ["rationale-gem", "average"])
+@pytest.mark.parametrize("space", ["rationale-gem", "average", "rationale-gem-two-maps"])
 @pytest.mark.parametrize("region", [None, (0.1, 0.2, 0.5, 0.4), (0.0, 0.0, 0.2, 1.0)])
 def test_it_is_the_score_of_a_search_also_by_a_box(
     encoder: Encoder, two: tuple[Path, Path], space: str, region: Box | None
 ) -> None:
-    engine = TorchEmbedder(encoder, "-")
+    engine = TorchEmbedder(encoder if space == "average" else encoder.with_pooling(space), "-")
     views = [picture_view(two[0], engine.framing, region), picture_view(two[1], engine.framing)]
     query, hit = engine.encode(views, [region, None])
     for images in (views, two):

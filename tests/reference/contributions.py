@@ -36,6 +36,15 @@ def cell_map(phi: Array, weights: Array, power: float, other: Array) -> Array:
     return result
 
 
+def coarse(fine: Array, rows: int, columns: int) -> Array:
+    """Cut every cell of a map into small squares, each of which goes to the coarse cell it lies in."""
+    height, width = fine.shape
+    result = np.zeros((rows, columns))
+    for y, x in np.ndindex(height * rows, width * columns):  # as many squares as make both grids whole
+        result[y // height, x // width] += fine[y // rows, x // columns] / (rows * columns)
+    return result
+
+
 def part(phi: Array, weights: Array, power: float, marked: NDArray[np.bool_]) -> Array:
     """What the marked cells add to the feature, and it over the feature's length. -> (C,)"""
     own, total = feature(phi, weights, power), weights.sum()

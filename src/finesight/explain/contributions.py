@@ -4,6 +4,9 @@ Every pooling here makes its feature f as a sum over cells, f = Σ_p u_p. The sc
 sum over the query's cells of u_p·f_h / (|f_q||f_h|), and likewise over the hit's: nothing is estimated, nothing is left
 over. With a mask m, u_p is m_p φ_p / Σm; in GeM, f_c = (Σ m φ_c³ / Σm)^⅓, it is m_p φ_cp³ / (Σm f_c²). Where GeM counts
 from the lowest value l_c of a channel, the same is done with φ_c - l_c, and m_p l_c / Σm is added.
+
+Where two maps are pooled, f is [a / |a| ; w b / |b|] with a and b such sums over cells of their own maps. What a cell
+of the earlier, larger map adds is given to the cells of φ that it lies in, by its area in each: the sum stays exact.
 """
 
 from __future__ import annotations
@@ -20,11 +23,12 @@ from finesight.errors import FineSightError, unknown
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import Picture, region_share, require_view
 from finesight.features.types import Box, View
-from finesight.nn.pooling import GEM_POWER, LEAST, narrow_mask, object_share
+from finesight.nn.pooling import GEM_POWER, LEAST, enlarge, narrow_mask, object_share
 from finesight.nn.poolings import ATTENTION, Pooling, find_pooling, offered_poolings
 from finesight.rationale.branch import FittingBranch
 
 Doubles = NDArray[np.float64]
+_TINY = float(np.finfo(np.float64).tiny)
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,17 @@ class FeatureParts:
     responses: Doubles | None = None  # (K, H, W) of the projections
     winners: NDArray[np.int64] | None = None  # (H, W) which of them is the maximum; none for branches without one
     signed: bool = False  # negative values of φ count in GeM too
+    earlier: EarlierParts | None = None  # where two maps are pooled
+
+
+@dataclass(frozen=True)
+class EarlierParts:
+    """What the second half of a feature of two maps is made of."""
+
+    map: Doubles  # (D, H', W')
+    weights: Doubles  # (H', W')
+    weight: float  # of this half beside the other
+    signed: bool = False
 
 
 @dataclass(frozen=True)
@@ -89,7 +104,8 @@ def open_view(encoder: Encoder, image: View | Picture, region: Box | None = None
 def feature_parts(encoder: Encoder, view: View, pooling: Pooling, region: Box | None = None) -> FeatureParts:
     """Return what the encoder makes of one view, for ``decompose``."""
     views = encoder.normalize(view.pixels[None])
-    output = encoder.limited(encoder.outputs(views, attention=pooling.mask == ATTENTION))
+    attention, earlier = pooling.mask == ATTENTION, pooling.needs_earlier
+    output = encoder.limited(encoder.outputs(views, attention=attention, earlier=earlier))
     phi, masked = output.phi, pooling.mask is not None and not pooling.per_projection
     mask = encoder.masks(output)[str(pooling.mask)] if masked else None
     if region is not None:
@@ -104,6 +120,17 @@ def feature_parts(encoder: Encoder, view: View, pooling: Pooling, region: Box | 
         None if responses is None else responses[0].double().cpu().numpy(),
         None if winning is None else winning[0].cpu().numpy(),
         encoder.backbone.signed,
+        None if output.earlier is None else _earlier_parts(encoder, output.earlier, weights),
+    )
+
+
+def _earlier_parts(encoder: Encoder, earlier: Tensor, weights: Tensor) -> EarlierParts:
+    larger = enlarge(weights, *earlier.shape[2:])
+    return EarlierParts(
+        earlier[0].double().cpu().numpy(),
+        larger[0].double().cpu().numpy(),
+        encoder.config.earlier_weight,
+        encoder.backbone.earlier.signed,
     )
 
 
@@ -120,9 +147,7 @@ def decompose(query: FeatureParts, hit: FeatureParts, pooling: Pooling) -> Simil
     """Take the score under a pooling apart."""
     if pooling.per_projection:
         return _decompose_projections(query, hit, pooling)
-    parts, others = (
-        cell_parts(image.phi, image.weights, gem=pooling.gem, signed=image.signed) for image in (query, hit)
-    )
+    parts, others = (_all_parts(image, gem=pooling.gem) for image in (query, hit))
     feature, other = parts.sum(1), others.sum(1)  # (C,)
     length = _length(feature, other)
     query_map = (other @ parts / length).reshape(query.weights.shape)
@@ -134,6 +159,35 @@ def decompose(query: FeatureParts, hit: FeatureParts, pooling: Pooling) -> Simil
             matched = parts[:, mine.ravel()].sum(1) @ others[:, theirs.ravel()].sum(1) / length
             shares.append(_share(k, query_map * mine, hit_map * theirs, float(matched)))
     return Similarity(float(feature @ other / length), pooling.name, query_map, hit_map, _sorted(shares))
+
+
+def _all_parts(image: FeatureParts, *, gem: bool) -> Doubles:
+    """Return what each cell of φ adds to each number of the feature, that of an earlier map too. -> (C, H*W)"""
+    parts = cell_parts(image.phi, image.weights, gem=gem, signed=image.signed)
+    if (earlier := image.earlier) is None:
+        return parts
+    before = cell_parts(earlier.map, earlier.weights, gem=gem, signed=earlier.signed) @ cell_shares(
+        earlier.weights.shape, image.weights.shape
+    )
+    last, before = (half / max(float(np.linalg.norm(half.sum(1))), _TINY) for half in (parts, before))
+    return np.concatenate([last, earlier.weight * before])
+
+
+def cell_shares(many: tuple[int, ...], few: tuple[int, ...]) -> Doubles:
+    """Return the share of each cell of a fine grid that lies in each cell of a coarse one; rows sum to 1.
+
+    (H', W'), (H, W) -> (H'*W', H*W)
+    """
+    rows, columns = (_overlaps(fine, coarse) for fine, coarse in zip(many, few, strict=True))
+    return np.asarray(np.kron(rows, columns), np.float64)
+
+
+def _overlaps(fine: int, coarse: int) -> Doubles:
+    """Return the same along one side. -> (fine, coarse)"""
+    edges, bounds = np.arange(fine + 1) / fine, np.arange(coarse + 1) / coarse
+    ends = np.minimum(edges[1:, None], bounds[1:]) - np.maximum(edges[:-1, None], bounds[:-1])
+    lengths = np.maximum(ends, 0)
+    return np.asarray(lengths / lengths.sum(1, keepdims=True))
 
 
 def cell_parts(phi: Doubles, weights: Doubles, *, gem: bool, signed: bool = False) -> Doubles:
@@ -178,7 +232,7 @@ def _block_maps(image: FeatureParts, others: Doubles) -> Doubles:
 
 def _length(a: NDArray[Any], b: NDArray[Any]) -> float:
     """Return |a||b|, but never zero: the score of an image without any activation is 0."""
-    return max(float(np.linalg.norm(a) * np.linalg.norm(b)), np.finfo(np.float64).tiny)
+    return max(float(np.linalg.norm(a) * np.linalg.norm(b)), _TINY)
 
 
 def _share(k: int, query_map: Doubles, hit_map: Doubles, matched: float) -> ProjectionShare:
