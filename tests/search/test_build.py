@@ -22,9 +22,12 @@ from finesight.features.encoder import Encoder
 from finesight.features.types import Box, Embedding, View
 from finesight.search.base import Index, IndexItem, NewItems
 from finesight.search.build import IndexUpdate, open_or_create, read_view, update_index
+from finesight.search.clusters import cluster
+from finesight.search.duplicates import find_duplicates
 from finesight.search.engines import index_exists, open_index
 from finesight.search.faiss_index import FaissIndex
 from finesight.search.image_files import OUTSIDE, assign_ids, item_file, path_id
+from finesight.search.searcher import Searcher
 from indexes import contents, small_encoder, update_slowly
 from processes import TIMEOUT, TooLate, in_time, start_server
 
@@ -277,6 +280,27 @@ def test_images_go_through_the_network_together(run: Path, folder: Path, tmp_pat
             assert rows[path][:4] == tuple(facts[:4])
             for bits, other in ((own, rows[path][-2]), (average, rows[path][-1])):
                 assert same_rows(*(np.frombuffer(one, np.float32)[None] for one in (other, bits)))
+
+
+def test_features_of_different_widths(folder: Path, tmp_path: Path) -> None:
+    """Two maps give more numbers than the average beside them, which has the first map's alone."""
+    run = small_encoder(tmp_path / "run", "rationale-gem-two-maps")
+    embedder = TorchEmbedder.load(run, exact=True)
+    index = open_or_create(tmp_path / "wide", embedder, run, folder)
+    update_index(index, embedder, folder)
+    widths = {space: index.meta.width(space) for space in index.meta.spaces}
+    assert widths == {"rationale-gem-two-maps": 96 + 192, "average": 96}
+    index.finish()
+    index = open_index(tmp_path / "wide")
+    for by, width in widths.items():
+        found = Searcher(index, embedder).by_picture(folder / "image-03.png", 1, by=by)
+        assert found.hits[0].path == "image-03.png"
+        assert found.hits[0].score == pytest.approx(1, abs=1e-5)
+        assert index.vectors(index.list_items().ids, by).shape == (24, width)
+        with pytest.raises(FineSightError, match=f"must be {width} finite numbers"):
+            Searcher(index).by_vector(np.ones(width + 1, np.float32), by=by)
+    assert find_duplicates(index, 1.0) == []
+    assert len(cluster(index, count=3)) == 3
 
 
 @pytest.mark.slow

@@ -33,7 +33,8 @@ class IndexMeta(BaseModel):
     interpolation: Interpolation = "bilinear"
     crop_mode: CropMode = "center"
     spaces: tuple[str, ...]  # poolings whose features are kept, the encoder's own first
-    dimension: int
+    dimension: int  # of features, except
+    dimensions: dict[str, int] = {}  # those of spaces that have others
     root: str  # the folder that paths are relative to, absolute
     run: str  # where the encoder was when the index was made, absolute
 
@@ -41,6 +42,10 @@ class IndexMeta(BaseModel):
     def framing(self) -> Framing:
         """How a picture became the view that was embedded."""
         return Framing(self.resolution, self.crop_pct, self.interpolation, self.crop_mode)
+
+    def width(self, space: str) -> int:
+        """Return how many numbers the features of a space have."""
+        return self.dimensions.get(space, self.dimension)
 
     @classmethod
     def parse(cls, text: str, name: str) -> Self:
@@ -138,7 +143,7 @@ class Index(ABC):
         if len({item.id for item in items}) != len(items) or len({item.path for item in items}) != len(items):
             raise ValueError("an item is twice in one batch")
         for space in self.meta.spaces:
-            if batch.vectors[space].shape != (len(items), self.meta.dimension):
+            if batch.vectors[space].shape != (len(items), self.meta.width(space)):
                 raise ValueError(f"{len(items)} items but {space} vectors {batch.vectors[space].shape}")
         return items
 

@@ -281,12 +281,14 @@ def open_or_create(where: str | Path, embedder: TorchEmbedder, run: str | Path, 
     """Open the index at ``where``, or make one for the encoder of ``run`` and the images below ``root``."""
     if index_exists(where):
         return open_index(where)
+    widths = {space: embedder.encoder.feature_width(space) for space in embedder.spaces}
     meta = IndexMeta(
         fingerprint=embedder.fingerprint,
         method=embedder.encoder.config.method,
         **asdict(embedder.framing),
         spaces=embedder.spaces,
         dimension=embedder.encoder.channels,
+        dimensions={space: width for space, width in widths.items() if width != embedder.encoder.channels},
         root=os.path.abspath(root),
         run=os.path.abspath(run),
     )

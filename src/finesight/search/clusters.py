@@ -97,7 +97,7 @@ def cluster(
         raise FineSightError("The index is empty: there is nothing to cluster.")
     random = np.random.default_rng(seed)
     if method == "kmeans":
-        learned = sample_vectors(index, space, sample or max(1, KMEANS_NUMBERS // index.meta.dimension), random)
+        learned = sample_vectors(index, space, sample or max(1, KMEANS_NUMBERS // index.meta.width(space)), random)
         wanted = min(count or default_count(total), len(learned))
         centers = kmeans(learned, first_centers(learned, wanted, random))
         reach, given = np.full(len(centers), -np.inf, np.float32), None

@@ -48,7 +48,7 @@ def find_duplicates(
     order = np.argsort(listed.ids)
     contents = _contents(index.meta.root, listed.paths[order].tolist(), listed.bytes[order])
     group = group_duplicates(contents, [None] * len(contents))
-    held = max(1, held_numbers // index.meta.dimension)
+    held = max(1, held_numbers // index.meta.width(space))
     _merge_similar(index, space, threshold, listed.ids[order], group, held, rows, tell or (lambda done, total: None))
     positions = np.argsort(group, kind="stable")
     parts = np.split(positions, np.flatnonzero(np.diff(group[positions])) + 1)

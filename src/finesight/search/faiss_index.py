@@ -189,21 +189,20 @@ class FaissIndex(Index):
     def _map_rows(self, state: State, space: str) -> Floats:
         """Map the rows of a space, (rows, D): they are never in memory as a whole."""
         if not state.rows:
-            return np.zeros((0, self.meta.dimension), np.float32)
+            return np.zeros((0, self.meta.width(space)), np.float32)
         file = self._rows_file(state.generation, space)
-        self._require_rows(file, state)
-        return np.memmap(file, np.float32, "r", shape=(state.rows, self.meta.dimension))
+        self._require_rows(file, state, space)
+        return np.memmap(file, np.float32, "r", shape=(state.rows, self.meta.width(space)))
 
-    def _require_rows(self, file: Path, state: State) -> None:
-        if file.stat().st_size < state.rows * self._row_bytes:
+    def _require_rows(self, file: Path, state: State, space: str) -> None:
+        if file.stat().st_size < state.rows * self._row_bytes(space):
             raise FineSightError(f"The index in {self.folder} is damaged: {file.name} is too short. Make it anew.")
 
     def _rows_file(self, generation: int, space: str) -> Path:
         return self.folder / f"vectors-{generation}" / f"{space}.f32"
 
-    @property
-    def _row_bytes(self) -> int:
-        return 4 * self.meta.dimension
+    def _row_bytes(self, space: str) -> int:
+        return 4 * self.meta.width(space)
 
     # --- writing --------------------------------------------------------------------------------------------------
 
@@ -216,7 +215,7 @@ class FaissIndex(Index):
             state = self._store.state()
             for space in self.meta.spaces:
                 with open(self._rows_file(state.generation, space), "r+b") as file:
-                    file.seek(state.rows * self._row_bytes)
+                    file.seek(state.rows * self._row_bytes(space))
                     file.write(np.ascontiguousarray(batch.vectors[space], np.float32).data)
                     _sync(file)
         self._store.add(items)
@@ -260,8 +259,8 @@ class FaissIndex(Index):
         (self.folder / f"vectors-{state.generation}").mkdir(exist_ok=True)
         for space in self.meta.spaces:
             with open(self._rows_file(state.generation, space), "ab") as file:
-                self._require_rows(Path(file.name), state)
-                file.truncate(state.rows * self._row_bytes)
+                self._require_rows(Path(file.name), state, space)
+                file.truncate(state.rows * self._row_bytes(space))
         self._remove_stale()
 
     def _release(self) -> None:

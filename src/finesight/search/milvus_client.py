@@ -186,7 +186,7 @@ def make_collection(client: Any, address: Address, meta: IndexMeta, kind: str) -
         schema.add_field(name, types.INT64)
     params = client.prepare_index_params()
     for space in meta.spaces:
-        schema.add_field(vector_field(space), types.FLOAT_VECTOR, dim=meta.dimension)
+        schema.add_field(vector_field(space), types.FLOAT_VECTOR, dim=meta.width(space))
         effort = {"M": structures.LINKS, "efConstruction": structures.BUILD_EFFORT} if kind == "HNSW" else {}
         params.add_index(vector_field(space), index_type=kind, metric_type="IP", params=effort)
     client.create_collection(address.collection, schema=schema, index_params=params, properties={META: text}, **STRONG)

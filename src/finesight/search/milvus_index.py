@@ -152,8 +152,8 @@ class MilvusIndex(Index):
 
     def vectors(self, ids: Ids, space: str) -> Floats:
         name, wanted = self._field(space), np.asarray(ids, np.int64).reshape(-1).tolist()
-        rows = np.empty((len(wanted), self.meta.dimension), np.float32)
-        step = self._page_rows(self.limits.page_rows)
+        rows = np.empty((len(wanted), self.meta.width(space)), np.float32)
+        step = self._page_rows(self.limits.page_rows, space)
         for start in range(0, len(wanted), step):
             part = wanted[start : start + step]
             vectors = {row["id"]: row[name] for row in self._get(part, (name,))}
@@ -165,7 +165,7 @@ class MilvusIndex(Index):
 
     def blocks(self, space: str, rows: int = 4096) -> Iterator[tuple[Ids, Floats]]:
         name = self._field(space)
-        for page in self._pages((name,), self._page_rows(rows)):
+        for page in self._pages((name,), self._page_rows(rows, space)):
             yield np.array([row["id"] for row in page], np.int64), np.array([row[name] for row in page], np.float32)
 
     def search(self, queries: Floats, k: int, space: str) -> tuple[Floats, Ids]:
@@ -207,9 +207,9 @@ class MilvusIndex(Index):
             self._held_facts = time.monotonic(), facts
         return dict(facts.get(space, EXACT))
 
-    def _page_rows(self, rows: int) -> int:
-        """Return how many vectors go into one page, at most ``rows``."""
-        return max(1, min(rows, PAGE_BYTES // (4 * self.meta.dimension)))
+    def _page_rows(self, rows: int, space: str) -> int:
+        """Return how many vectors of a space go into one page, at most ``rows``."""
+        return max(1, min(rows, PAGE_BYTES // (4 * self.meta.width(space))))
 
     def _get(self, ids: list[int], fields: Sequence[str]) -> list[dict[str, Any]]:
         return list(self._call("get", ids=ids, output_fields=["id", *fields], **STRONG)) if ids else []
@@ -257,7 +257,7 @@ class MilvusIndex(Index):
             to_entity(item, {vector_field(space): batch.vectors[space][n] for space in self.meta.spaces})
             for n, item in enumerate(items)
         ]
-        step = max(1, REQUEST_BYTES // (4 * self.meta.dimension * len(self.meta.spaces)))
+        step = max(1, REQUEST_BYTES // (4 * sum(map(self.meta.width, self.meta.spaces))))
         for start in range(0, len(rows), step):
             self._call("upsert", rows[start : start + step])
 

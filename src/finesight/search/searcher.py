@@ -84,8 +84,9 @@ class Searcher:
         """Return the images nearest to a feature (D,) of any length, as ``Encoder.embed`` makes it."""
         space = self.space(by)
         query = np.asarray(vector, np.float32).reshape(-1)
-        if len(query) != self.index.meta.dimension or not np.isfinite(query).all():
-            raise FineSightError(f"The query must be {self.index.meta.dimension} finite numbers.")
+        width = self.index.meta.width(space)
+        if len(query) != width or not np.isfinite(query).all():
+            raise FineSightError(f"The query must be {width} finite numbers.")
         start = time.perf_counter()
         hits = self._hits(unit(query), k, space, diversity, min_score, left_out)
         return Answer(space, hits, search_ms=1000 * (time.perf_counter() - start))
