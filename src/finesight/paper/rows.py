@@ -70,6 +70,9 @@ def _controls(method: str, label: str, paper: str) -> dict[str, Row]:
         f"{method}-energy": Row(method, "energy", f"{label}, energy mask"),
         f"{method}-gem": Row(method, "gem", f"{label}, GeM"),
         f"{method}-energy-gem": Row(method, "energy-gem", f"{label}, energy mask in GeM"),
+        f"{method}-energy-gem-two-maps": Row(
+            method, "energy-gem-two-maps", f"{label}, energy mask in GeM, two maps", probe=False
+        ),
         f"{method}-box": Row(method, "box", f"{label}, box oracle", probe=False),
         f"{method}-box-gem": Row(method, "box-gem", f"{label}, box oracle in GeM", probe=False),
     }
@@ -82,6 +85,7 @@ BIRD_ROWS: dict[str, Row] = {
     "lcr-untrained": Row("lcr", _branch_gem(UNTRAINED), "LCR's network, untrained branch in GeM", probe=False),
     "lcr-mask": Row("lcr", "rationale", "LCR, mask alone without GeM"),
     "lcr": Row("lcr", "rationale-gem", "LCR", paper="Ours"),
+    "lcr-two-maps": Row("lcr", "rationale-gem-two-maps", "LCR, two maps", probe=False),
     **{f"lcr-k{k}": Row("lcr", _branch_gem(str(k)), f"LCR, K = {k}", probe=False) for k in PROJECTIONS},
     "lcr-paper": Row("lcr-paper", "rationale-sum", "LCR as the paper's text reads", paper="Ours"),
 }
