@@ -149,6 +149,14 @@ def test_an_encoder_pools_both_by_its_mask(pooling: str) -> None:
     assert torch.equal(torch.cat([exact.embed(view[None]) for view in views()]), exact.embed(views()))
 
 
+def test_poolings_of_one_and_of_two_maps_share_a_pass() -> None:
+    one, calls = encoder(exact=True), list[int]()
+    one.backbone.model.layer4.register_forward_pre_hook(lambda _, given: calls.append(len(given[0])))
+    together = one.encode(views(), (*TWO, "rationale-gem", "average"))
+    assert calls == [1] * 5, "one image at a time, each once"
+    assert torch.equal(together.features["average"], one.embed(views(), "average"))
+
+
 def test_the_weight_is_saved(tmp_path: Path) -> None:
     one = encoder(earlier_weight=0.25)
     one.save(tmp_path / "one")

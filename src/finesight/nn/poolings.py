@@ -248,7 +248,7 @@ class TwoMapsPooling(Pooling):
 @register_pooling
 class RationaleGemTwoMapsPooling(TwoMapsPooling, RationaleGemPooling):
     name = "rationale-gem-two-maps"
-    words = "that beside the map of the stage before, under the same mask"
+    words = "rationale-gem beside the map of the stage before, under the same mask"
 
 
 @register_pooling
