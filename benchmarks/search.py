@@ -153,7 +153,8 @@ def update(folder: str, images: int) -> dict[str, Any]:
     from PIL import Image
 
     from finesight.features.embedder import TorchEmbedder
-    from finesight.features.encoder import Encoder, EncoderConfig
+    from finesight.features.encoder import Encoder
+    from finesight.features.encoder_config import EncoderConfig
     from finesight.nn.backbone_config import BackboneConfig
     from finesight.search.build import open_or_create, update_index
 
@@ -284,7 +285,8 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
     import torch
 
     from finesight.features.embedder import TorchEmbedder
-    from finesight.features.encoder import Encoder, EncoderConfig
+    from finesight.features.encoder import Encoder
+    from finesight.features.encoder_config import EncoderConfig
     from finesight.features.types import View
     from finesight.nn.backbone_config import BackboneConfig
     from finesight.rationale.config import VARIANTS

@@ -9,7 +9,8 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.features.encoder import Encoder
+from finesight.features.encoder_config import EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.rationale.config import RationaleConfig
 from finesight.search.base import Index, IndexItem, IndexMeta, NewItems

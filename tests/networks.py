@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.features.encoder import Encoder
+from finesight.features.encoder_config import EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.poolings import find_pooling, offered_poolings
 from finesight.rationale.config import VARIANTS, VariantName

@@ -8,7 +8,8 @@ from typing import Any
 from finesight.evaluation.evaluate import Evaluation
 from finesight.evaluation.evaluate import evaluate as evaluate_encoder
 from finesight.evaluation.judging import IMAGES
-from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.features.encoder import Encoder
+from finesight.features.encoder_config import EncoderConfig
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.feature_map import find_map
 from finesight.nn.pixels import own_pixels

@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from close import same_rows
-from finesight.features.encoder import SOME, Encoder, EncoderConfig
+from finesight.features.encoder import SOME, Encoder
+from finesight.features.encoder_config import EncoderConfig
 from finesight.features.gpu import GpuCopy, agree
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.rationale.config import RationaleConfig

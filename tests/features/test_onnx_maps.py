@@ -11,7 +11,8 @@ import pytest
 import torch
 
 from close import same_rows
-from finesight.features.encoder import MANY, Encoder, EncoderConfig
+from finesight.features.encoder import MANY, Encoder
+from finesight.features.encoder_config import EncoderConfig
 from finesight.features.onnx_maps import OnnxMaps, find_faster
 from finesight.nn.backbone_config import BackboneConfig
 

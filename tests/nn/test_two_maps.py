@@ -14,7 +14,8 @@ from timm.models import register_model
 import tiny_models  # noqa: F401  makes small networks known to timm
 from close import same_rows
 from finesight.errors import FineSightError
-from finesight.features.encoder import MANY, Encoder, EncoderConfig
+from finesight.features.encoder import MANY, Encoder
+from finesight.features.encoder_config import EncoderConfig
 from finesight.features.onnx_maps import OnnxMaps
 from finesight.nn.backbone import Backbone, BackboneConfig
 from finesight.nn.earlier_map import find_earlier

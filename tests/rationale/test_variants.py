@@ -10,7 +10,8 @@ from pydantic import ValidationError
 from torch import Tensor
 from torch.nn import functional as F
 
-from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.features.encoder import Encoder
+from finesight.features.encoder_config import EncoderConfig
 from finesight.nn.backbone import MapOutput
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.objective_output import ObjectiveOutput

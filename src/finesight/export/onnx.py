@@ -19,7 +19,8 @@ from timm.models import SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr
 from finesight.errors import FineSightError
 from finesight.export.graph import Graph
 from finesight.export.verify import OutputDifference, check
-from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.features.encoder import Encoder
+from finesight.features.encoder_config import EncoderConfig
 from finesight.features.encoder_folder import fingerprint as read_fingerprint
 from finesight.features.onnx_runtime import AXES, FORMAT, IMAGES, KEY, REGION, VECTOR_AXES, first_line, require
 from finesight.io.atomic import atomic_path

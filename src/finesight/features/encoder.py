@@ -14,15 +14,14 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from finesight.data.color import normalize
-from finesight.data.geometry import CROP_PCT, CropMode, Framing, Interpolation
-from finesight.data.views import IMAGENET_MEAN, IMAGENET_STD
 from finesight.errors import FineSightError, unknown
+from finesight.features.encoder_config import EncoderConfig, read_config
 from finesight.features.encoder_folder import CONFIG, WEIGHTS, encoder_folder
 from finesight.features.gpu import GpuCopy
 from finesight.features.onnx_maps import OnnxMaps, find_faster
@@ -30,13 +29,9 @@ from finesight.features.preprocess import cached_pixels, require_view
 from finesight.io.atomic import atomic_path
 from finesight.io.console import console
 from finesight.nn.backbone import Backbone, MapOutput
-from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.feature_map import find_map
 from finesight.nn.pooling import attention_mask, energy_map, limit_lengths, limit_outliers, object_share
-from finesight.nn.pooling_config import PoolingName
 from finesight.nn.poolings import (
     ATTENTION,
-    EARLIER_WEIGHT,
     RATIONALE,
     Pooling,
     branch_mask_name,
@@ -45,40 +40,14 @@ from finesight.nn.poolings import (
     whole_picture_only,
 )
 from finesight.rationale.branch import FittingBranch, branch_mask
-from finesight.rationale.config import RationaleConfig
 
 if TYPE_CHECKING:
     from finesight.data.cache import DecodedCache
 
 ImageLike = str | Path | Image.Image
-FORMAT = 1
 MANY = 500  # images that are worth a trial of onnxruntime
 SOME = 100  # images that are worth a copy of the network on a GPU
 BATCH, BATCH_PIXELS = 32, 16 * 224 * 224  # images and pixels that go through the network at once on the CPU
-
-
-class EncoderConfig(BaseModel):
-    """Enough to build the encoder again without the run."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-    format: int = FORMAT
-    method: str
-    resolution: int
-    pooling: PoolingName
-    backbone: BackboneConfig
-    rationale: RationaleConfig | None = None
-    mean: tuple[float, float, float] = IMAGENET_MEAN
-    std: tuple[float, float, float] = IMAGENET_STD
-    interpolation: Interpolation = "bilinear"
-    crop_pct: float = CROP_PCT
-    crop_mode: CropMode = "center"
-    earlier_weight: float = Field(EARLIER_WEIGHT, ge=0)  # of the earlier map, in poolings of two maps
-
-    @property
-    def framing(self) -> Framing:
-        """How a picture becomes the view that the network sees."""
-        return Framing(self.resolution, self.crop_pct, self.interpolation, self.crop_mode)
 
 
 @dataclass(frozen=True)
@@ -416,7 +385,7 @@ class Encoder(nn.Module):
                 else f"{folder} holds no encoder: give the folder of a finished run."
             )
         try:
-            config = _of_before(EncoderConfig.model_validate_json((folder / CONFIG).read_text()))
+            config = read_config(folder / CONFIG)
             state = load_file(folder / WEIGHTS)
         except (OSError, ValueError, ValidationError, SafetensorError) as error:
             raise FineSightError(f"The encoder in {folder} is damaged or of another version: {error}") from error
@@ -434,18 +403,6 @@ class Encoder(nn.Module):
         branch = FittingBranch(backbone.channels, config.rationale) if config.rationale else None
         decided = config.model_copy(update={"backbone": backbone.config})
         return cls(decided, backbone, branch, exact=exact)
-
-
-def _of_before(config: EncoderConfig) -> EncoderConfig:
-    """Return a configuration that says whether φ is signed. Files that do not are of versions that took no map for it.
-
-    They had no transformers, of which all maps are.
-    """
-    backbone = config.backbone
-    if backbone.signed is not None:
-        return config
-    signed = find_map(backbone.name, backbone.output_stride).map.layout != "NCHW"
-    return config.model_copy(update={"backbone": backbone.model_copy(update={"signed": signed})})
 
 
 @torch.no_grad()

@@ -7,7 +7,8 @@ import copy
 import torch
 from safetensors.torch import load_file, save_file
 
-from finesight.features.encoder import Encoder, EncoderConfig
+from finesight.features.encoder import Encoder
+from finesight.features.encoder_config import EncoderConfig
 from finesight.features.encoder_folder import warn_of_random_weights
 from finesight.nn.backbone import Backbone
 from finesight.nn.feature_map import find_map
