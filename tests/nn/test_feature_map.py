@@ -44,7 +44,8 @@ def test_phi_is_the_tokens_of_the_patches_in_their_places(name: str, prefix: int
     with torch.no_grad():
         tokens, phi = twin.forward_features(views), net(views)
     assert tokens.shape[1] == prefix + 4 * 6
-    np.testing.assert_array_equal(phi.numpy(), token_map(tokens.numpy(), prefix, 4, 6))
+    # not bit for bit: without AVX-512, what a twin computes is rounded otherwise
+    np.testing.assert_allclose(phi.numpy(), token_map(tokens.numpy(), prefix, 4, 6), rtol=1e-4, atol=1e-5)
     assert (net.channels, net.stride) == (tokens.shape[2], patch)
 
 
