@@ -278,7 +278,7 @@ def test_progress_and_a_server_that_ends(browser: Browser, page_birds: Path, tmp
     def work(job: BackgroundJob) -> None:
         def tell(phase: str, done: int, total: int) -> None:
             job.report(phase, done, total)
-            if done == 32:
+            if done == 24:
                 assert gate.wait(60)
 
         index = open_index(run / "index")
@@ -291,8 +291,8 @@ def test_progress_and_a_server_that_ends(browser: Browser, page_birds: Path, tmp
         with in_thread(web.service) as (url, server), opened(browser, url) as tab:
             tab.expected = ("ERR_CONNECTION_REFUSED",)
             page = tab.go()
-            expect(page.locator("#building-words")).to_have_text(f"Adding pictures: 32 of {ITEMS}.")
-            assert page.locator("#building-bar").evaluate("bar => [bar.value, bar.max]") == [32, ITEMS]
+            expect(page.locator("#building-words")).to_have_text(f"Adding pictures: 24 of {ITEMS}.")
+            assert page.locator("#building-bar").evaluate("bar => [bar.value, bar.max]") == [24, ITEMS]
             expect(page.locator("#empty-words")).to_have_text("There are no pictures in the index yet.")
             gate.set()
             expect(page.locator("#samples .card")).to_have_count(12)  # without being asked
