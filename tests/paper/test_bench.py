@@ -184,13 +184,14 @@ def test_a_missing_row_and_any_method_are_trained_beside_the_birds(
 
 def test_a_page_of_tables_is_updated(results: Path, tmp_path: Path) -> None:
     page = tmp_path / "page.md"
-    page.write_text("<!-- bench:cpu-50:table3 -->\n<!-- /bench -->\n<!-- bench:cpu-200:table3 -->\n<!-- /bench -->\n")
+    marks = [f"<!-- bench:{name} -->\n<!-- /bench -->\n" for name in ("cpu-50:table3", "cpu-50:made", "cpu-200:table3")]
+    page.write_text("".join(marks))
     first = succeeded(bench("table1", "--results", results, "--update", page))
     assert "is up to date now" in first.err
     text = page.read_text()
     assert "| CUB: Ours | lcr |" in text
     assert "- (a) profile cpu-50" in text
-    assert text.endswith("<!-- bench:cpu-200:table3 -->\n<!-- /bench -->\n")
+    assert text.endswith(marks[-1])
     assert "was up to date" in succeeded(bench("table2", "--results", results, "--update", page)).err
 
 
