@@ -103,7 +103,7 @@ class MoCo(Objective):
 
         Larger batches are faster. Without frozen stages keys keep the bits they had in groups.
         """
-        frozen = self.backbone.config.freeze > 0
+        frozen = any(not weight.requires_grad for weight in self.backbone.parameters())
         cut = not frozen or uses_batch_statistics(self.key_backbone, self.key_pool, self.key_head)
         return self.config.key_batch if cut else None
 
