@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 
 import pytest
 import torch
@@ -158,8 +159,9 @@ class Stacked(nn.Module):
 
 
 @pytest.mark.slow
-def test_compiled() -> None:
+def test_compiled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same map and gradients by torch.compile, also of a copy, which has weights of its own."""
+    monkeypatch.setenv("TORCHINDUCTOR_CACHE_DIR", str(tmp_path))  # code for other instructions may be in the user's
     torch.manual_seed(0)
     net = Stacked()
     shaken(net)
