@@ -95,3 +95,17 @@ def drive(module: TrainingModule, batch: Batch) -> None:
     loss.backward()
     module.optimizer.step()
     module.finish_step(batch)
+
+
+def assert_continues(whole: TrainingModule, first: TrainingModule, second: TrainingModule) -> None:
+    """Four steps of ``whole`` are two of ``first`` and two more of ``second`` with its state: bit for bit."""
+    for step in range(4):
+        take_step(whole, step)
+    for step in range(2):
+        take_step(first, step)
+    second.load_state_dict(first.state_dict())
+    second.optimizer.load_state_dict(first.optimizer.state_dict())
+    for step in range(2, 4):
+        take_step(second, step)
+    expected = whole.state_dict()
+    assert [name for name, value in second.state_dict().items() if not torch.equal(value, expected[name])] == []

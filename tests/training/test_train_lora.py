@@ -17,7 +17,7 @@ from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import frozen_encoder, make_encoder
 from processes import TooLate, command, in_time, refused, rows, succeeded, trained
 from ranks import stopped_pair
-from small import small_module, take_step
+from small import assert_continues, small_module, take_step
 
 VIT: dict[str, Any] = {
     "backbone.name": "test_vit",
@@ -72,17 +72,7 @@ def test_mixed_with_the_initial_weights_half_of_the_update_is_left() -> None:
 
 
 def test_stopped_and_continued_is_never_stopped() -> None:
-    whole, first, second = (small_module("lcr", **VIT) for _ in range(3))
-    for step in range(4):
-        take_step(whole, step)
-    for step in range(2):
-        take_step(first, step)
-    second.load_state_dict(first.state_dict())
-    second.optimizer.load_state_dict(first.optimizer.state_dict())
-    for step in range(2, 4):
-        take_step(second, step)
-    expected = whole.state_dict()
-    assert [name for name, value in second.state_dict().items() if not torch.equal(value, expected[name])] == []
+    assert_continues(*(small_module("lcr", **VIT) for _ in range(3)))
 
 
 def test_updates_learn_by_parts() -> None:
