@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -77,3 +79,13 @@ def test_tasks_that_have_not_begun_are_dropped() -> None:
         tasks[0].result()
         threading.Thread(target=until_dropped).start()
     assert len(began) <= 2, "one had ended, one was under way"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only on Linux has a thread a priority of its own")
+def test_threads_leave_the_cores_to_who_takes_their_results() -> None:
+    def priority(_: int) -> int:
+        return os.getpriority(os.PRIO_PROCESS, threading.get_native_id())
+
+    before = priority(0)
+    assert [value for _, value in bounded_map(priority, range(4), workers=2)] == [19] * 4
+    assert priority(0) == before
