@@ -1,14 +1,15 @@
 """How fast images become features: one at a time (--exact), as FineSight does it, and the loops a user would write.
 
     python benchmarks/embedding.py --quick
-    python benchmarks/embedding.py -o results/speed/embedding.json
+    git worktree add ../before COMMIT                              # then
+    python benchmarks/embedding.py --before ../before -o results/speed/embedding.json
 
 In every round each way embeds the same images, in turns, so that whatever else the machine does falls on all alike.
 What counts is the median over the rounds of the ratio to a bare loop: timm's network in batches of 32 without
 gradients, by torch (channels last), by onnxruntime and by torch.compile. FineSight is measured twice: for a few images,
 which it embeds by torch, and for many, with the engine that its trial chooses. With one thread, seconds are those of
 the processor, else of the clock. All ways run in one process, where freed memory is kept, which the loop of a user
-would not have.
+would not have. ``--before`` adds an older commit of FineSight, in a process of its own.
 """
 
 from __future__ import annotations
@@ -16,6 +17,8 @@ from __future__ import annotations
 import argparse
 import os
 import statistics
+import subprocess
+import sys
 import tempfile
 from collections.abc import Callable
 from importlib.metadata import version
@@ -40,6 +43,20 @@ from finesight.paper.machine import record_measurement
 ROWS = (("resnet50", 224), ("resnet50", 128), ("resnet18", 112), ("mobilenetv3_small_100", 224))
 BATCH = 32
 Way = Callable[[Tensor], Tensor]
+
+OLDER = """
+import sys, numpy, torch
+from finesight.api import frozen
+from finesight.nn.backbone_config import BackboneConfig
+name, resolution, threads, file = sys.argv[1], int(sys.argv[2]), int(sys.argv[3]), sys.argv[4]
+torch.set_num_threads(threads)
+torch.manual_seed(0)
+encoder = frozen(BackboneConfig(name=name, weights="random"), resolution)
+views = torch.from_numpy(numpy.load(file))
+for line in sys.stdin:
+    numpy.save(file, encoder.embed(views[: int(line)]).numpy())
+    print("done", flush=True)
+"""  # no more than commit 7ebbcfa knows
 
 
 def ways(name: str, resolution: int, compiled: bool) -> tuple[dict[str, Way], str]:
@@ -111,16 +128,40 @@ def onnx_loop(model: Any, resolution: int) -> Way:
     return run
 
 
-def measure(name: str, resolution: int, rounds: int, images: int, compiled: bool) -> dict[str, Any]:
+def older_loop(checkout: Path, name: str, views: Tensor, file: Path) -> Way:
+    """Return how an older commit embeds the first of ``views``; its process ends with this one."""
+    np.save(file, views.numpy())
+    words = [sys.executable, "-c", OLDER, name, str(views.shape[-1]), str(torch.get_num_threads()), str(file)]
+    environment = dict(os.environ) | {"PYTHONPATH": str(checkout.resolve() / "src")}
+    pipe = subprocess.PIPE
+    process = subprocess.Popen(words, stdin=pipe, stdout=pipe, text=True, env=environment)
+    assert process.stdin is not None
+    assert process.stdout is not None
+    asked, answers = process.stdin, process.stdout
+
+    def run(some: Tensor) -> Tensor:
+        print(len(some), file=asked, flush=True)
+        if answers.readline() != "done\n":
+            raise SystemExit("the older commit failed: see above")
+        return torch.from_numpy(np.load(file))
+
+    return run
+
+
+def measure(
+    name: str, resolution: int, rounds: int, images: int, compiled: bool, before: Path | None, folder: Path
+) -> dict[str, Any]:
     now = clock()
     found, engine = ways(name, resolution, compiled)
     views = torch.randn(images, 3, resolution, resolution, generator=torch.Generator().manual_seed(0))
+    if before is not None:
+        found = {"before": older_loop(before, name, views, folder / f"{name}-{resolution}.npy"), **found}
     expected = found["exact"](views[:BATCH])
     error = {way: float((run(views[:BATCH]) - expected).norm() / expected.norm()) for way, run in found.items()}
     seconds: dict[str, list[float]] = {way: [] for way in found}
     for _ in range(rounds):
         for way, run in found.items():
-            few = views[: max(2, images // 4)] if way == "exact" else views
+            few = views[: max(2, images // 4)] if way in ("exact", "before") else views
             began = now()
             run(few)
             seconds[way].append((now() - began) / len(few))
@@ -131,7 +172,11 @@ def measure(name: str, resolution: int, rounds: int, images: int, compiled: bool
         "images": images,
         "engine": engine,
         "images_per_second": {way: round(1 / statistics.median(values), 2) for way, values in seconds.items()},
-        "of_exact": {way: ratio(seconds["exact"], values) for way, values in seconds.items()},
+        **{
+            f"of_{base}": {way: ratio(seconds[base], values) for way, values in seconds.items()}
+            for base in ("before", "exact")
+            if base in seconds
+        },
         "fastest_bare": bare,
         "of_fastest_bare": {way: ratio(seconds[bare], values) for way, values in seconds.items()},
         "relative_error": error,
@@ -141,16 +186,13 @@ def measure(name: str, resolution: int, rounds: int, images: int, compiled: bool
 def table(rows: list[dict[str, Any]]) -> str:
     """Return images a second, and how FineSight compares with one image at a time and the fastest bare loop."""
     kinds = list(rows[0]["images_per_second"])
-    heads = [
-        "network",
-        *(f"`--{kind}`" if kind == "exact" else kind for kind in kinds),
-        "of `--exact`",
-        "of fastest bare",
-    ]
+    bases = [base for base in ("before", "exact", "fastest_bare") if f"of_{base}" in rows[0]]
+    shown = {"exact": "`--exact`", "fastest_bare": "fastest bare"}
+    heads = ["network", *(shown.get(kind, kind) for kind in kinds), *(f"of {shown.get(base, base)}" for base in bases)]
     lines = [f"| {' | '.join(heads)} |", "|:---|" + "---:|" * (len(heads) - 1)]
     for row in rows:
         cells = [f"{row['images_per_second'][kind]:.1f}" for kind in kinds]
-        cells += [f"{row[of]['finesight, many']:.2f}" for of in ("of_exact", "of_fastest_bare")]
+        cells += [f"{row[f'of_{base}']['finesight, many']:.2f}" for base in bases]
         lines.append(f"| {row['backbone']}, {row['resolution']} px | {' | '.join(cells)} |")
     return "\n".join(lines)
 
@@ -165,8 +207,11 @@ def main() -> None:
         "--compile", action="store_true", help="torch.compile too, which takes up to a minute for each row"
     )
     parser.add_argument("--rows", help="names of backbones, with commas")
+    parser.add_argument("--before", type=Path, help="a checkout of an older commit of FineSight; needs two threads")
     parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args()
+    if options.before and options.threads == 1:
+        parser.error("with one thread, seconds are those of this process, and --before runs in another")
     torch.set_num_threads(options.threads)
     rounds, images = (2, 32) if options.quick else (options.rounds, options.images)
     rows = []
@@ -175,7 +220,7 @@ def main() -> None:
         for name, resolution in ROWS:
             if options.rows and name not in options.rows.split(","):
                 continue
-            rows.append(measure(name, resolution, rounds, images, options.compile))
+            rows.append(measure(name, resolution, rounds, images, options.compile, options.before, Path(folder)))
             print(f"{name} {resolution} px: {rows[-1]['images_per_second']}", flush=True)
     libraries = f", onnxruntime {version('onnxruntime')}, timm {version('timm')}"
     record_measurement({"threads": options.threads, "rounds": rounds, "rows": rows}, options.out, libraries)
