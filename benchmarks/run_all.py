@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
@@ -41,7 +42,9 @@ def main() -> None:
         print(f"== {name}", flush=True)
         words = ["--quick"] if options.quick else ["-o", f"results/speed/{name}.json"]
         own = [] if options.quick and name != "jobs" else scripts[name]
+        began = time.monotonic()
         done = subprocess.run([sys.executable, str(HERE / f"{name}.py"), *own, *words], cwd=HERE.parent)
+        print(f"-- {name}: {time.monotonic() - began:.0f} s", flush=True)
         failed += [name] if done.returncode else []
     if failed:
         raise SystemExit(f"failed: {', '.join(failed)}")
