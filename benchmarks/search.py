@@ -1,12 +1,14 @@
 """How fast a large gallery is searched through the HTTP API, and what an index costs to build.
 
-    python benchmarks/search.py --parts faiss,milvus,memory,embedding -o results/search
+    python benchmarks/search.py --parts faiss,milvus,milvus-server,memory,embedding -o results/search
 
-faiss, milvus   an index of that kind is built of ``--rows`` vectors by the library's own writer, in a process of its
-                own; then ``finesight serve`` is started on it and asked by ``GET /api/search?query=ITEM``, over
-                connections that stay open: one client after the other, then ``--clients`` at a time. The time of a
-                query is what the client waits; nothing is embedded. Recall is that of the API's ten hits against a
-                scan of all vectors by NumPy.
+faiss, milvus, milvus-server
+                an index of that kind (a folder, a Milvus Lite file, a standalone Milvus server of the package
+                ``milvus``, which is started for it) is built of ``--rows`` vectors by the library's own writer, in a
+                process of its own; then ``finesight serve`` is started on it and asked by ``GET
+                /api/search?query=ITEM``, over connections that stay open: one client after the other, then
+                ``--clients`` at a time. The time of a query is what the client waits; nothing is embedded. Recall is
+                that of the API's ten hits against a scan of all vectors by NumPy.
 memory          the peak of memory that the writer of an index takes for a quarter of the rows and for all, and that
                 ``update_index`` takes for 300 and for 1,200 pictures. Pages of files that are mapped do not count: the
                 system takes them back when it likes.
@@ -29,6 +31,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +47,7 @@ from finesight.search.image_files import path_id
 DIMENSION, CENTERS, BATCH, SPACE = 2048, 2000, 1000, "average"
 SERVE = "import typer; from finesight.cli.serve import serve; typer.run(serve)"
 LEAST_TRUE = 1e-6  # scores that differ by less are equal
+SHARES = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
 
 
 # --- the gallery ------------------------------------------------------------------------------------------------------
@@ -142,7 +146,7 @@ def build(where: str, run: str, rows: int, finish: bool) -> dict[str, Any]:
         "finish_seconds": whole - added,
         "peak_bytes_adding": peak_adding - before,
         "peak_bytes": peak.stop() - before,
-        "disk_bytes": sum(file.stat().st_size for file in Path(where).rglob("*") if file.is_file()),
+        "disk_bytes": folder_bytes(Path(where)),
         "facts": {name: value for name, value in facts.items() if name not in ("spaces", "place", "bytes")},
     }
 
@@ -246,7 +250,7 @@ def ask(address: str, numbers: list[int]) -> tuple[dict[str, list[float]], list[
 
 
 def spread(values: list[float]) -> dict[str, float]:
-    return {name: float(np.percentile(values, share)) for name, share in (("p50", 50), ("p95", 95), ("max", 100))}
+    return {name: float(np.percentile(values, share)) for name, share in SHARES.items()}
 
 
 def recall(rows: int, asked: list[int], hits: list[list[float]]) -> float:
@@ -261,6 +265,37 @@ def recall(rows: int, asked: list[int], hits: list[list[float]]) -> float:
         best = -np.sort(-np.concatenate([best, queries @ vectors.T], axis=1), axis=1)[:, :11]
     tenth = best[:, 10:]  # the query itself is the first
     return float((np.array([one[:10] for one in hits]) >= tenth - LEAST_TRUE).mean())
+
+
+@contextmanager
+def milvus_server(folder: Path) -> Iterator[tuple[str, int]]:
+    """A standalone server that keeps its data in a folder. -> its address, and its process"""
+    from milvus import MilvusServer, MilvusServerConfig
+
+    server = MilvusServer(MilvusServerConfig(data_dir=str(folder)))
+    server.start()
+    try:
+        yield f"milvus://127.0.0.1:{server.listen_port}", server.server_proc.pid
+    finally:
+        server.stop()
+
+
+def searching_server(rows: int, queries: int, clients: int) -> dict[str, Any]:
+    """As ``searching``, with the memory and the disk that the server takes."""
+    with tempfile.TemporaryDirectory() as scratch, milvus_server(Path(scratch) / "milvus") as (address, process):
+        where, run = f"{address}/gallery", encoder(Path(scratch) / "run")
+        program = folder_bytes(Path(scratch) / "milvus")
+        built = in_child("build", where=where, run=str(run), rows=rows, finish=True)
+        built["disk_bytes"] = folder_bytes(Path(scratch) / "milvus") - program
+        built["milvus_bytes"] = own_memory(process)
+        found = served(where, rows, queries, clients)
+        found["milvus_bytes"] = own_memory(process)
+    found["recall_at_10"] = recall(rows, found.pop("asked"), found.pop("hits"))
+    return {"rows": rows, "dimension": DIMENSION, "queries": queries, "build": built, "search": found}
+
+
+def folder_bytes(folder: Path) -> int:
+    return sum(os.stat(os.path.join(at, name)).st_size for at, _, names in os.walk(folder) for name in names)
 
 
 def searching(kind: str, rows: int, queries: int, clients: int, keep: Path | None) -> dict[str, Any]:
@@ -335,7 +370,7 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="faiss,milvus,memory,embedding")
+    parser.add_argument("--parts", default="faiss,milvus,milvus-server,memory,embedding")
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--milvus-rows", type=int, default=0, help="by default as --rows")
     parser.add_argument("--queries", type=int, default=300)
@@ -356,6 +391,8 @@ def main() -> None:
             found = memory(rows)
         elif part == "embedding":
             found = embedding(options.rounds, options.threads)
+        elif part == "milvus-server":
+            found = searching_server(rows, options.queries, options.clients)
         else:
             found = searching(part, rows, options.queries, options.clients, options.keep)
         write(part, found, load, options)
@@ -365,6 +402,7 @@ def write(part: str, found: dict[str, Any], load: float, options: argparse.Names
     from finesight.paper.machine import record_measurement
 
     words = {"faiss": ("rows", "queries", "clients"), "memory": ("rows",), "embedding": ("rounds", "threads")}
+    words["milvus-server"] = words["faiss"]
     words["milvus"] = ("milvus_rows", "queries", "clients")
     given = "".join(f" --{name.replace('_', '-')} {getattr(options, name)}" for name in words[part])
     if options.keep is not None and part in ("faiss", "milvus"):

@@ -23,31 +23,48 @@ from finesight.search.image_files import path_id
 from finesight.search.open_embedder import open_embedder
 from finesight.search.searcher import Searcher
 from indexes import SPACES, batch, contents, item, meta, small_encoder, units
+from milvus_servers import MilvusProcess
 from processes import TIMEOUT, environment, start_server
 from reference.nearest import nearest
 from serving import drawn
 
 pytestmark = pytest.mark.slow
 
-URIS = {"faiss": "index", "milvus": "gallery.db"}  # below a scratch folder
-NEEDS = {"milvus": ("pymilvus", "milvus_lite")}
+URIS = {"faiss": ("index",), "milvus": ("gallery.db", "milvus://")}  # below a scratch folder, or in the server
+NEEDS = {"gallery.db": ("pymilvus", "milvus_lite")}
+PLACES = [
+    pytest.param((name, uri), id=f"{name}-{uri}", marks=[pytest.mark.cluster] if "://" in uri else [])
+    for name in sorted(INDEX_ENGINES)
+    for uri in URIS.get(name, ("",))
+]
 
 
-@pytest.fixture(scope="module", params=sorted(INDEX_ENGINES))
-def engine(request: pytest.FixtureRequest) -> str:
-    name: str = request.param
-    if name not in URIS:
+class Place:
+    """Where the indexes of an engine are made."""
+
+    def __init__(self, engine: str, uri: str, server: MilvusProcess | None) -> None:
+        self.engine, self._uri, self._server = engine, uri, server
+
+    def below(self, folder: Path) -> str:
+        """A URI that is always the same for a folder."""
+        return self._server.uri(f"i{path_id(str(folder))}") if self._server else str(folder / self._uri)
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def place(request: pytest.FixtureRequest) -> Place:
+    name, uri = request.param
+    if not uri:
         pytest.skip(f"no URI to test the index engine {name} with")
-    for library in NEEDS.get(name, ()):
+    for library in NEEDS.get(uri, ()):
         pytest.importorskip(library, reason=f"{library} is not installed")
-    return name
+    return Place(name, uri, request.getfixturevalue("milvus_server") if "://" in uri else None)
 
 
 @pytest.fixture(scope="module")
-def shared(engine: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
-    folder = tmp_path_factory.mktemp(engine)
+def shared(place: Place, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Index]:
+    folder = tmp_path_factory.mktemp(place.engine)
     (folder / "encoder").mkdir()
-    index = create_index(folder / URIS[engine], meta(), folder / "encoder")
+    index = create_index(place.below(folder), meta(), folder / "encoder")
     yield index
     index.close()
 
@@ -171,15 +188,15 @@ def test_blocks_hold_everything_once(index: Index) -> None:
     assert np.array_equal(index.vectors(np.array(left), SPACES[1]), np.stack([rows[name] for name in left]))
 
 
-def test_created_closed_and_opened_again(engine: str, tmp_path: Path) -> None:
+def test_created_closed_and_opened_again(place: Place, tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
-    uri = tmp_path / "new" / "folder" / URIS[engine]
-    assert find_engine(uri) is INDEX_ENGINES[engine]
+    uri = place.below(tmp_path / "new" / "folder")
+    assert find_engine(uri) is INDEX_ENGINES[place.engine]
     assert not index_exists(uri)
     with pytest.raises(FineSightError, match="no index"):
         open_index(uri)
-    assert not uri.exists()  # looking makes nothing
-    index = create_index(str(uri), meta(), tmp_path / "encoder")
+    assert not (tmp_path / "new").exists()  # looking makes nothing
+    index = create_index(uri, meta(), tmp_path / "encoder")
     assert index_exists(uri)
     with pytest.raises(FineSightError, match="already"):
         create_index(uri, meta(), tmp_path / "encoder")
@@ -210,9 +227,9 @@ def _add_slowly(uri: str, encoder: str, progress: str) -> None:
         write_atomic(Path(progress), str(start + 19))  # or it might be killed when the file is empty
 
 
-def test_killed_while_adding(engine: str, tmp_path: Path) -> None:
+def test_killed_while_adding(place: Place, tmp_path: Path) -> None:
     (tmp_path / "encoder").mkdir()
-    uri, progress = str(tmp_path / URIS[engine]), tmp_path / "progress"
+    uri, progress = place.below(tmp_path), tmp_path / "progress"
     start_server()
     context = multiprocessing.get_context("forkserver")
     process = context.Process(target=_add_slowly, args=(uri, str(tmp_path / "encoder"), str(progress)), daemon=True)
@@ -240,7 +257,7 @@ def test_killed_while_adding(engine: str, tmp_path: Path) -> None:
     index.close()
 
 
-def test_follows_a_folder_and_is_searched(engine: str, tmp_path: Path) -> None:
+def test_follows_a_folder_and_is_searched(place: Place, tmp_path: Path) -> None:
     """Updates change what changed, and answers are those of the features themselves."""
     images = tmp_path / "images"
     images.mkdir()
@@ -248,7 +265,7 @@ def test_follows_a_folder_and_is_searched(engine: str, tmp_path: Path) -> None:
         (images / f"{number:02d}.png").write_bytes(drawn(size=(40 + 4 * number, 40), seed=number))
     run = small_encoder(tmp_path / "run")
     embedder = TorchEmbedder.load(run)
-    index = open_or_create(tmp_path / URIS[engine], embedder, run, images)
+    index = open_or_create(place.below(tmp_path), embedder, run, images)
     first = update_index(index, embedder, images, workers=1)
     (images / "00.png").write_bytes((images / "01.png").read_bytes())
     (images / "02.png").unlink()

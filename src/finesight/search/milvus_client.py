@@ -8,10 +8,12 @@ import os
 import re
 import socket
 import threading
+import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -29,7 +31,7 @@ from finesight.search.image_files import path_id
 
 PORT = 19530
 CONNECT_TIMEOUT = 5.0  # seconds, for a server to accept a connection
-TIMEOUT = 120.0  # seconds, of each request after that
+TIMEOUT = 60.0  # seconds, of each request after that: a server that starts anew is waited for
 LITE = "finesight"  # the collection of a file
 TOKEN = "FINESIGHT_MILVUS_TOKEN"
 EXAMPLE = "milvus://host:19530/collection"
@@ -37,6 +39,8 @@ META = "finesight.meta"  # a property of the collection
 FIELDS = ("path", "bytes", "mtime_ns", "width", "height", "mask", "mask_width")
 EQUAL = 1e-6  # scores that differ by less are equal: sums in another order
 STRONG: dict[str, Any] = {"consistency_level": "Strong"}  # a search sees what was added before it
+RETRY_SECONDS = 0.2
+_PASSING = re.compile("Fail connecting|not loaded|not fully loaded|[Nn]o available|not available|not ready|UNAVAILABLE")
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]{0,254}")
 
 
@@ -125,18 +129,54 @@ def pymilvus() -> Any:
     return library
 
 
+def milvus_exceptions() -> tuple[type[Exception], ...]:
+    """Return what the library raises if a server fails or cannot be reached."""
+    import grpc  # type: ignore[import-untyped]
+    from pymilvus.exceptions import MilvusException
+
+    return MilvusException, grpc.RpcError
+
+
 @contextmanager
 def milvus_errors(address: Address) -> Iterator[None]:
     """Turn errors of Milvus into a ``FineSightError`` of one line."""
-    from pymilvus.exceptions import MilvusException
-
     try:
         yield
-    except MilvusException as error:
+    except milvus_exceptions() as error:
         if address.lite and find_spec("milvus_lite") is None:
             raise FineSightError("A Milvus Lite file needs milvus-lite: pip install finesight[milvus]") from None
-        words = " ".join(str(getattr(error, "message", error)).split())
+        said = [getattr(one, "details", str)() for one in (error.__cause__, error)]  # why, if the server tells
+        words = " ".join(str(said[0] or said[1] or getattr(error, "message", error)).split())
         raise FineSightError(f"The Milvus index {address.shown} cannot be used: {words[:300]}") from error
+
+
+class PatientClient:
+    """A ``MilvusClient`` whose requests wait for a server that starts anew and for a connection that comes back.
+
+    Not those that insert: sent again, rows would be there twice.
+    """
+
+    def __init__(self, client: Any, timeout: float) -> None:
+        self._client, self._timeout = client, timeout
+
+    def __getattr__(self, name: str) -> Any:
+        method = getattr(self._client, name)
+        return method if name == "insert" else partial(self._wait, method)
+
+    def alloc_timestamp(self) -> int:
+        """Return a time of the server after all that it has answered, 0 if it does not tell."""
+        connection = self._client._get_connection()
+        return int(self._wait(connection.alloc_timestamp, timeout=self._timeout))
+
+    def _wait(self, method: Any, *args: Any, **options: Any) -> Any:
+        deadline = time.monotonic() + (options.get("timeout") or self._timeout)
+        while True:
+            try:
+                return method(*args, **options)
+            except milvus_exceptions() as error:
+                if not _PASSING.search(str(error)) or time.monotonic() > deadline:
+                    raise
+            time.sleep(RETRY_SECONDS)
 
 
 def _require_server(address: Address) -> None:
@@ -175,15 +215,21 @@ def vector_field(space: str) -> str:
     return "vector_" + space.replace("-", "_")
 
 
+def add_item_fields(schema: Any) -> None:
+    """Add the fields of ``to_entity`` but its id."""
+    types = pymilvus().DataType
+    for name in ("path", "mask"):
+        schema.add_field(name, types.VARCHAR, max_length=65_535)
+    for name in ("path_key", "bytes", "mtime_ns", "width", "height", "mask_width"):
+        schema.add_field(name, types.INT64)
+
+
 def make_collection(client: Any, address: Address, meta: IndexMeta, kind: str) -> None:
     types = pymilvus().DataType
     text = meta.model_dump_json()
     schema = client.create_schema(auto_id=False, enable_dynamic_field=False, description=text)
     schema.add_field("id", types.INT64, is_primary=True)
-    for name in ("path", "mask"):
-        schema.add_field(name, types.VARCHAR, max_length=65_535)
-    for name in ("path_key", "bytes", "mtime_ns", "width", "height", "mask_width"):
-        schema.add_field(name, types.INT64)
+    add_item_fields(schema)
     params = client.prepare_index_params()
     for space in meta.spaces:
         schema.add_field(vector_field(space), types.FLOAT_VECTOR, dim=meta.width(space))
