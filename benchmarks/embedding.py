@@ -213,7 +213,7 @@ def main() -> None:
     if options.before and options.threads == 1:
         parser.error("with one thread, seconds are those of this process, and --before runs in another")
     torch.set_num_threads(options.threads)
-    rounds, images = (2, 32) if options.quick else (options.rounds, options.images)
+    rounds, images = (2, 8) if options.quick else (options.rounds, options.images)
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FINESIGHT_CACHE"] = folder  # the trial is made here and now

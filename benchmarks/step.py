@@ -214,7 +214,7 @@ def measure(ways: list[str], row: tuple[str, int, int], rounds: int, threads: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small views, two rounds")
+    parser.add_argument("--quick", action="store_true", help="small views, one round")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--before", type=Path, help="a checkout of an older commit of FineSight")
@@ -237,7 +237,7 @@ def main() -> None:
     for row in QUICK if options.quick else ROWS:
         if options.rows and row[0] not in options.rows.split(","):
             continue
-        rounds = 2 if options.quick else options.rounds
+        rounds = 1 if options.quick else options.rounds
         rows.append(measure(ways, row, rounds, options.threads, options.before))
         print(rows[-1]["backbone"], rows[-1]["median"], rows[-1].get("of_before"), flush=True)
     print(record_measurement({"threads": options.threads, "rows": rows}, options.out))

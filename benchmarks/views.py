@@ -163,7 +163,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two rounds of few images")
+    parser.add_argument("--quick", action="store_true", help="one round of few images")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--images", type=int, default=256)
     parser.add_argument("--cores", type=int, nargs="+", default=sorted({1, available_cores()}))
@@ -174,7 +174,7 @@ def main() -> None:
     if options.show:
         print(table(json.loads(options.show.read_text())["rows"]))
         return
-    rounds, images = (2, 2 * BATCH) if options.quick else (options.rounds, options.images)
+    rounds, images = (1, BATCH) if options.quick else (options.rounds, options.images)
     keep_freed_memory()  # as in every training
     rows = []
     for cores in options.cores:
