@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from contextlib import closing
 from enum import StrEnum
@@ -13,7 +12,9 @@ import typer
 
 from finesight.cli.options import By, IndexUri, Json, Quiet
 from finesight.errors import FineSightError
+from finesight.io.atomic import require_writable
 from finesight.io.console import console, format_count, printable
+from finesight.io.table import write_table
 
 if TYPE_CHECKING:
     from finesight.search.base import Index
@@ -56,7 +57,7 @@ def clusters(
         if apply is not None:
             _apply(index, apply, out, as_json)
             return
-        _make_folder(out)  # a mistake in its name must not cost the work
+        _make_folder(out, "clusters.csv")
         space = Searcher(index).space(by)
         with phase_bar({"": "clustering"}, not quiet) as bar:
             found = cluster(
@@ -88,6 +89,7 @@ def _apply(index: Index, file: Path, out: Path | None, as_json: bool) -> None:
 
     if out is None or out.is_dir():
         raise FineSightError("Where to? Give --apply a file with -o, for example -o labeled.csv.")
+    require_writable(out)
     labels = read_labels(file, index)
     write_list(out, labels)
     names = sorted({label for _, label in labels.rows})
@@ -120,7 +122,7 @@ def duplicates(
 
     with closing(open_index(where)) as index:
         space = Searcher(index).space(by)
-        _make_folder(out)
+        _make_folder(out, "duplicates.csv")
         with phase_bar({"": "comparing"}, not quiet) as bar:
             groups = find_duplicates(index, threshold, space=space, tell=lambda done, total: bar("", done, total))
         if out is not None:
@@ -144,9 +146,9 @@ def duplicates(
 
 def _write_clusters(out: Path, found: Clustering, paths: dict[int, str], root: str) -> None:
     from finesight.search.contact import SHOWN, SheetRow, write_sheets
-    from finesight.search.labeling import write_table
+    from finesight.search.labeling import write_clusters
 
-    write_table(out / "clusters.csv", found, paths)
+    write_clusters(out / "clusters.csv", found, paths)
     rows = []
     for number, size in [*enumerate(found.sizes), *([(-1, found.unclustered)] if found.unclustered else [])]:
         shown = [paths[item] for item in found.members(number)[:SHOWN].tolist() if item in paths]
@@ -160,15 +162,14 @@ def _write_clusters(out: Path, found: Clustering, paths: dict[int, str], root: s
 
 def _write_duplicates(out: Path, groups: list[DuplicateItems], root: str) -> None:
     from finesight.search.contact import SheetRow, write_sheets
-    from finesight.search.labeling import open_for_writing
 
-    with open_for_writing(out / "duplicates.csv") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(("group", "keep", "kind", "score", "width", "height", "bytes", "path"))
-        for number, group in enumerate(groups):
-            for n, (item, score) in enumerate(zip(group.items, group.scores, strict=True)):
-                size = (item.width, item.height, item.bytes)
-                writer.writerow((number, "" if n else "keep", group.kind, f"{score:.6f}", *size, item.path))
+    lines = (
+        (number, "" if n else "keep", group.kind, f"{score:.6f}", item.width, item.height, item.bytes, item.path)
+        for number, group in enumerate(groups)
+        for n, (item, score) in enumerate(zip(group.items, group.scores, strict=True))
+    )
+    header = ("group", "keep", "kind", "score", "width", "height", "bytes", "path")
+    write_table(out / "duplicates.csv", header, lines)
     rows = [
         SheetRow(f"{number}: {len(group.items):,} images, {KINDS[group.kind]}", [item.path for item in group.items])
         for number, group in enumerate(groups)
@@ -186,9 +187,11 @@ def _describe_group(group: DuplicateItems) -> dict[str, object]:
     return {"kind": group.kind, "items": items}
 
 
-def _make_folder(folder: Path | None) -> None:
+def _make_folder(folder: Path | None, table: str) -> None:
+    """Make the folder for a table and see that it can be written, before the work is done."""
     if folder is not None:
         try:
             folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise FineSightError(f"The folder {folder} cannot be made: {error.strerror}.") from error
+        require_writable(folder / table)

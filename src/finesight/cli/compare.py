@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -143,21 +141,20 @@ def _change(found: Comparison, query: int) -> str:
 def _write(folder: Path, found: Comparison, summary: dict[str, Any]) -> None:
     from finesight.evaluation.metrics import retrieval_metrics
     from finesight.io.atomic import write_atomic
+    from finesight.io.table import write_table
     from finesight.plots.style import drawn
 
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
     names = [f"{metric.query_column}_{system}" for metric in retrieval_metrics() for system in "ab"]
-    writer.writerow(["path", "label", "change", *names])
+    rows = []
     for query in found.changed.tolist():
         values = [
             (int if metric.binary else float)(evaluation.queries.per_query[metric.key][query])
             for metric in retrieval_metrics()
             for evaluation in (found.a, found.b)
         ]
-        writer.writerow([found.paths[query], found.labels[query], _change(found, query), *values])
+        rows.append([str(found.paths[query]), str(found.labels[query]), _change(found, query), *values])
     write_atomic(folder / "comparison.json", json.dumps(summary, indent=2) + "\n")
-    write_atomic(folder / "changed.csv", table.getvalue())
+    write_table(folder / "changed.csv", ["path", "label", "change", *names], rows)
     write_atomic(folder / "changed.png", drawn(_changed_sheet)(found))
 
 

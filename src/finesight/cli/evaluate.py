@@ -13,6 +13,7 @@ import typer
 from finesight.cli.options import CacheDir, Data, Exact, Json, LimitClasses, PoolingOption, Quiet, Workers
 from finesight.errors import FineSightError
 from finesight.evaluation.protocols import PROTOCOLS, Protocol
+from finesight.io.atomic import require_writable
 
 if TYPE_CHECKING:
     from finesight.evaluation.evaluate import Evaluation
@@ -170,12 +171,12 @@ def _check_folder(option: str, file: Path | None) -> None:
     if file is not None and (file.is_dir() or not file.absolute().parent.is_dir()):
         reason = "is a folder" if file.is_dir() else "lies in a folder that does not exist"
         raise FineSightError(f"{option} {file} {reason}: give a file.")
+    if file is not None:
+        require_writable(file)
 
 
 def _write_classes(file: Path, result: Evaluation) -> None:
     from finesight.evaluation.per_class import as_csv
+    from finesight.io.atomic import write_atomic
 
-    try:
-        file.write_text(as_csv(result.classes), encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise FineSightError(f"--per-class {file} cannot be written: {error.strerror}.") from error
+    write_atomic(file, as_csv(result.classes))

@@ -2,11 +2,27 @@
 
 from __future__ import annotations
 
+import errno
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 from finesight.errors import FineSightError, Interrupted
+
+# What the system says of its disk, and what to do then.
+DISK = {
+    errno.ENOSPC: "Make room and run the command again.",
+    errno.EDQUOT: "Make room and run the command again.",
+    errno.EROFS: "Choose another place.",
+    errno.EIO: "The disk may be failing.",
+    errno.EMFILE: "Raise the limit of open files (ulimit -n).",
+    errno.ENFILE: "Close other programs.",
+}
+# How PyTorch, the linker and Python say that there is no memory.
+NO_MEMORY = (
+    *("can't allocate memory", "out of memory", "std::bad_alloc", "can't start new thread", "Cannot allocate memory"),
+    *("failed to map segment", "cannot allocate memory"),
+)
 
 
 @contextmanager
@@ -20,3 +36,22 @@ def exit_with_message() -> Iterator[None]:
     except Interrupted as stop:
         print(f"finesight: {stop}", file=sys.stderr)
         raise SystemExit(stop.exit_code) from None
+    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+        sentence = machine_trouble(error)
+        if sentence is None:
+            raise
+        print(f"finesight: {sentence}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def machine_trouble(error: Exception) -> str | None:
+    """Return a sentence if the machine is at fault: its disk is full or broken, or its memory ends. Else None."""
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+        return (
+            "There is not enough memory. Close other programs, raise the limit, or use a smaller --batch-size, "
+            "--resolution or --workers. What was saved before is kept."
+        )
+    if isinstance(error, OSError) and error.errno in DISK:
+        where = f" ({error.filename})" if error.filename else ""
+        return f"{error.strerror}{where}. {DISK[error.errno]} What was saved before is kept."
+    return None

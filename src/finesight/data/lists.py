@@ -12,6 +12,7 @@ from pathlib import Path
 
 from finesight.data.listing import not_an_image_suffix
 from finesight.errors import FineSightError
+from finesight.io.table import unguard
 
 _PATH_COLUMNS = ("path", "file", "filename", "image")
 _LABEL_COLUMNS = ("label", "class")
@@ -109,7 +110,7 @@ def _add(rows: ListedImages, cells: list[str], columns: int, where: dict[str, in
     """Add one line to ``rows``, or return what is wrong with it."""
     if len(cells) != columns:
         return f"{len(cells)} column{'s' * (len(cells) != 1)} where {columns} belong"
-    path = cells[where["path"]]
+    path = cells[where["path"]] if columns == 1 else unguard(cells[where["path"]])
     if not path:
         return "no path"
     if reason := not_an_image_suffix(path):
@@ -121,7 +122,7 @@ def _add(rows: ListedImages, cells: list[str], columns: int, where: dict[str, in
             return f"split is {given!r}, not train or test"
         rows.splits.append(split)
     rows.paths.append(path)
-    rows.labels.append(sys.intern(cells[where["label"]]) if "label" in where else "")  # a name is kept once
+    rows.labels.append(sys.intern(unguard(cells[where["label"]])) if "label" in where else "")  # a name is kept once
     return ""
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import stat
 import warnings
@@ -20,8 +19,10 @@ from finesight.data.image_hash import content_hash, group_duplicates, perceptual
 from finesight.data.sources import ImageSource
 from finesight.data.store import write_skipped
 from finesight.errors import SkipImage
+from finesight.io.atomic import write_atomic
 from finesight.io.parallel import bounded_map
 from finesight.io.progress import track
+from finesight.io.table import write_table
 
 TINY = 64  # pixels of the short side
 DECODED = 64  # enough for a 32 px hash: a JPEG is decoded at up to 1/8
@@ -194,14 +195,15 @@ def write_report(report: CheckReport, folder: Path) -> None:
     """Write ``report.json``, ``duplicates.csv`` and ``skipped.csv``. Names that are not UTF-8 keep their bytes."""
     make_folder(folder)
     with _explained(folder):
-        (folder / "report.json").write_text(json.dumps(report.to_json(), indent=1) + "\n", "utf-8")
+        write_atomic(folder / "report.json", json.dumps(report.to_json(), indent=1) + "\n")
         skipped = (*report.left_out, *report.unreadable)
         write_skipped([(image.path, image.reason) for image in skipped], folder / "skipped.csv")
-        with open(folder / "duplicates.csv", "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-            writer = csv.writer(file, lineterminator="\n")
-            writer.writerow(("group", "path", "kind", "split", "label"))
-            for number, group in enumerate(report.duplicates, start=1):
-                writer.writerows((number, i.path, i.kind, i.split or "", i.label or "") for i in group.images)
+        rows = (
+            (number, image.path, image.kind, image.split or "", image.label or "")
+            for number, group in enumerate(report.duplicates, start=1)
+            for image in group.images
+        )
+        write_table(folder / "duplicates.csv", ("group", "path", "kind", "split", "label"), rows)
 
 
 def _explained(folder: Path) -> AbstractContextManager[None]:

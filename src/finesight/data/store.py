@@ -7,7 +7,6 @@ the others wait and then find what they wanted.
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import os
 import shutil
@@ -32,6 +31,7 @@ from finesight.io.console import console
 from finesight.io.lock import locked
 from finesight.io.parallel import bounded_map
 from finesight.io.progress import progress_bar
+from finesight.io.table import write_table
 
 SHARD_IMAGES = 4096  # a killed build loses at most this many; each open shard costs one file handle
 _ELSEWHERE = "choose another folder with --cache-dir"
@@ -60,11 +60,7 @@ def default_cache_dir() -> Path:
 
 def write_skipped(skipped: Iterable[tuple[str, str]], path: Path) -> None:
     """Write paths and reasons as ``skipped.csv``. Names that are not UTF-8 keep their bytes."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with open(path, "w", encoding="utf-8", errors="surrogateescape", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(("path", "reason"))
-        writer.writerows(skipped)
+    write_table(path, ("path", "reason"), skipped)
 
 
 @dataclass(frozen=True)

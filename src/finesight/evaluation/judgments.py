@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, field, replace
@@ -13,6 +11,7 @@ from typing import Any, Literal, Self
 from finesight.errors import FineSightError
 from finesight.io.atomic import write_atomic
 from finesight.io.lock import locked
+from finesight.io.table import table_text
 
 FORMAT = 1
 NAME = "judgments.json"
@@ -114,9 +113,6 @@ def update_record(file: Path, record: Record, change: Callable[[tuple[Judgment, 
 
 def as_csv(record: Record) -> str:
     """Return the clicks as a table."""
-    table = io.StringIO()
-    writer = csv.writer(table, lineterminator="\n")
-    writer.writerow(["query", "nearest_a", "nearest_b", "left", "choice", "prefers", "time"])
-    for one in record.judgments:
-        writer.writerow([one.query, one.a, one.b, one.left, one.choice, one.prefers or "", one.time])
-    return table.getvalue()
+    header = ("query", "nearest_a", "nearest_b", "left", "choice", "prefers", "time")
+    rows = ((one.query, one.a, one.b, one.left, one.choice, one.prefers or "", one.time) for one in record.judgments)
+    return table_text(header, rows)

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +14,7 @@ from finesight.evaluation.bootstrap import Classifiers
 from finesight.evaluation.metrics import ClassifierMetric, Metric, Values, metrics_of, retrieval_metrics
 from finesight.evaluation.retrieval import RetrievalScores, Ties, retrieval
 from finesight.features.wide import Features, WideRows
+from finesight.io.table import records_text
 
 Row = dict[str, Any]
 
@@ -112,9 +111,6 @@ def _score(metric: Metric, values: Values) -> float | None:
 
 def as_csv(rows: Sequence[Row]) -> str:
     """Return the rows as CSV, with two decimals and an empty cell where there is no score."""
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({key: f"{value:.2f}" if isinstance(value, float) else value for key, value in row.items()})
-    return text.getvalue()
+    return records_text(
+        [{key: f"{value:.2f}" if isinstance(value, float) else value for key, value in row.items()} for row in rows]
+    )

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import csv
 import os
+import tempfile
 import zipfile
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -13,13 +14,16 @@ from numpy.typing import NDArray
 
 from finesight.data.cache import open_cache, write_skipped
 from finesight.data.sources import open_source
+from finesight.data.store import default_cache_dir
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
 from finesight.features.wide import Features
-from finesight.io.atomic import atomic_path
+from finesight.io.atomic import WriteError, atomic_path, require_writable
+from finesight.io.table import open_table, write_rows
 
 BLOCK_BYTES = 64 * 2**20  # of the features made ready for a file at a time
+NUMBER_BYTES = {".npz": 4, ".parquet": 4, ".csv": 8}  # that a number takes in a file, at least
 
 
 def check_output(out: Path) -> None:
@@ -29,6 +33,7 @@ def check_output(out: Path) -> None:
         raise FineSightError(f"{out} must end in {', '.join(first)} or {last}.")
     if not out.absolute().parent.is_dir():
         raise FineSightError(f"The folder {out.absolute().parent} does not exist.")
+    require_writable(out)
 
 
 def embed_images(
@@ -46,11 +51,28 @@ def embed_images(
     scale = encoder.config.framing.scale
     cache = open_cache(open_source(images), scale, cache_dir=cache_dir, workers=workers, progress=progress)
     name = pooling or encoder.config.pooling
+    numbers = len(cache) * encoder.feature_width(name)
+    require_writable(out, numbers * NUMBER_BYTES[out.suffix.lower()])
     features = extract(encoder, cache, np.arange(len(cache)), (name,), progress=progress).features[name]
-    write_features(cache.source.paths, features, out)
+    try:
+        write_features(cache.source.paths, features, out)
+    except WriteError as error:
+        raise _kept_elsewhere(cache.source.paths, features, out, cache_dir or default_cache_dir(), error) from error
     if cache.skipped:
         write_skipped(cache.skipped, out.with_name(f"{out.stem}.skipped.csv"))
     return len(features), len(cache.skipped)
+
+
+def _kept_elsewhere(
+    paths: NDArray[np.str_], features: Features, out: Path, folder: Path, error: WriteError
+) -> FineSightError:
+    """Write features whose own place failed them into the cache folder, and return the error that says so."""
+    for place in (folder, Path(tempfile.gettempdir())):
+        file = place / f"embedded-{os.getpid()}-{out.name}"
+        with suppress(WriteError):
+            write_features(paths, features, file)
+            return FineSightError(f"{error} The features are kept in {file}: move that file when there is room.")
+    return FineSightError(f"{error} Run the command again then, or with another --out: the images stay decoded.")
 
 
 def write_features(paths: NDArray[np.str_], features: Features, out: Path, block_bytes: int = BLOCK_BYTES) -> None:
@@ -101,12 +123,13 @@ def _write_parquet(paths: NDArray[np.str_], features: Features, file: Path, bloc
 
 
 def _write_csv(paths: NDArray[np.str_], features: Features, file: Path, block_bytes: int) -> None:
-    with file.open("w", newline="", encoding="utf-8", errors="surrogateescape") as stream:
-        writer = csv.writer(stream)
-        writer.writerow(["path", *(f"f{i}" for i in range(features.shape[1]))])
-        for rows, block in _blocks(paths, features, block_bytes):
-            for path, row in zip(paths[rows], block, strict=True):
-                writer.writerow([path, *(np.format_float_positional(v, trim="-") for v in row)])
+    lines = (
+        [str(path), *(np.format_float_positional(value, trim="-") for value in row)]
+        for rows, block in _blocks(paths, features, block_bytes)
+        for path, row in zip(paths[rows], block, strict=True)
+    )
+    with open_table(file) as stream:
+        write_rows(stream, ["path", *(f"f{i}" for i in range(features.shape[1]))], lines)
 
 
 WRITERS = {".npz": _write_npz, ".parquet": _write_parquet, ".csv": _write_csv}

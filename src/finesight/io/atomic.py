@@ -3,13 +3,44 @@
 from __future__ import annotations
 
 import ctypes
+import errno
 import os
+import re
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+from finesight.errors import FineSightError
+
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux: paths as they are, and two of them change places
+
+SCRATCH = re.compile(r"\.(?P<target>.+)\.\d+\.tmp(\.[^.]*)?(\.old)?")  # names that ``atomic_path`` writes under
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
+
+
+class WriteError(FineSightError, OSError):
+    """A file cannot be written: the disk is full, the folder may not be written to, …"""
+
+    def __init__(self, target: Path, error: OSError) -> None:
+        OSError.__init__(self, error.errno, error.strerror or str(error), str(target))
+        reason = (error.strerror or str(error)).lower()
+        advice = "make room" if error.errno in NO_ROOM else "check its permissions, or choose another place"
+        self.sentence = f"{target} cannot be written: {reason}; {advice}."
+
+    def __str__(self) -> str:
+        return self.sentence
+
+
+@contextmanager
+def explain_write_errors(target: Path) -> Iterator[None]:
+    """Turn an ``OSError`` of the block into a ``WriteError`` that names ``target``."""
+    try:
+        yield
+    except WriteError:
+        raise
+    except OSError as error:
+        raise WriteError(target, error) from error
 
 
 @contextmanager
@@ -17,7 +48,8 @@ def atomic_path(target: Path, *, sync: bool = False, replace_folder: bool = Fals
     """Yield a scratch path beside ``target`` that takes its place when the block ends without an error.
 
     The scratch path does not exist yet: write a file or make a folder there. Its name begins with a dot, holds the
-    number of this process and ends in ``.tmp`` and the suffix of the target. It is removed if the block fails.
+    number of this process and ends in ``.tmp`` and the suffix of the target. It is removed if the block fails. An
+    ``OSError`` of the block becomes a ``WriteError`` that names the target.
 
     Parameters
     ----------
@@ -28,20 +60,21 @@ def atomic_path(target: Path, *, sync: bool = False, replace_folder: bool = Fals
     replace_folder
         Whether the target may be a folder that exists. It is whole until the new one has its name, and then removed.
     """
-    target.parent.mkdir(parents=True, exist_ok=True)
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp{target.suffix}")
-    _remove(scratch)
-    try:
-        yield scratch
-        if sync:
-            with scratch.open("rb") as file:
-                os.fsync(file.fileno())
-        if replace_folder and target.is_dir() and scratch.is_dir():
-            _exchange(scratch, target)
-        else:
-            os.replace(scratch, target)
-    finally:
+    with explain_write_errors(target):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp{target.suffix}")
         _remove(scratch)
+        try:
+            yield scratch
+            if sync:
+                with scratch.open("rb") as file:
+                    os.fsync(file.fileno())
+            if replace_folder and target.is_dir() and scratch.is_dir():
+                _exchange(scratch, target)
+            else:
+                os.replace(scratch, target)
+        finally:
+            _remove(scratch)
 
 
 def write_atomic(target: Path, content: bytes | str, *, sync: bool = False) -> None:
@@ -49,6 +82,36 @@ def write_atomic(target: Path, content: bytes | str, *, sync: bool = False) -> N
     data = content.encode("utf-8", "surrogateescape") if isinstance(content, str) else content
     with atomic_path(target, sync=sync) as scratch:
         scratch.write_bytes(data)
+
+
+def require_writable(target: Path, size: float = 0) -> None:
+    """Raise ``WriteError`` if the file ``target`` cannot be written, or its disk has no room for ``size`` bytes.
+
+    To be called before long work whose result it is. The target is not touched.
+    """
+    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    with explain_write_errors(target):
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        try:
+            scratch.write_bytes(bytes(512))
+        finally:
+            scratch.unlink(missing_ok=True)
+        if size > (free := shutil.disk_usage(target.absolute().parent).free):
+            words = f"it takes about {size / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB free"
+            raise OSError(errno.ENOSPC, words)
+
+
+def remove_scratch(folder: Path, targets: Iterable[str] | None = None) -> None:
+    """Remove what killed processes left of these targets in ``folder``, or of all.
+
+    Only who holds the lock of those that write them may call it.
+    """
+    names = None if targets is None else set(targets)
+    for path in folder.iterdir() if folder.is_dir() else ():
+        found = SCRATCH.fullmatch(path.name)
+        if found and (names is None or found["target"] in names):
+            _remove(path)
 
 
 def _exchange(scratch: Path, target: Path) -> None:

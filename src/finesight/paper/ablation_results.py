@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from finesight.evaluation.metrics import retrieval_metrics
 from finesight.features.encoder import Encoder
 from finesight.io.atomic import write_atomic
+from finesight.io.table import records_text
 from finesight.paper.ablation import TRAINING_METRICS, AblationExperiment
 from finesight.paper.ablation_figures import describe_data, draw_ablation, projections_figure, scored_images
 from finesight.paper.ablations import KEEP_ALL, PAPER_SETTING, paper_column, paper_columns
@@ -45,7 +44,7 @@ def write_results(experiment: AblationExperiment, results: Results, command: str
     """Write tables and figures and return what results.json holds. Without new results, the files stay the same."""
     rows = result_rows(experiment, results)
     used = [results[training][seed] for seed in experiment.seeds for training in experiment.results]
-    write_atomic(experiment.out / "results.csv", _csv(rows))
+    write_atomic(experiment.out / "results.csv", records_text(rows))
     made = {key: "; ".join(dict.fromkeys(result[key] for result in used)) for key in ("machine", "commit", "date")}
     summary = {
         "ablation": experiment.command,
@@ -75,7 +74,7 @@ def _write_projections(experiment: AblationExperiment, results: Mapping[int, Map
         order = sorted(range(len(variances)), key=lambda k: -variances[k])
         places = enumerate(order, start=1)
         rows += [{"seed": seed, "place": n, "projection": k, "variance": variances[k]} for n, k in places]
-    write_atomic(experiment.out / "variances.csv", _csv(rows))
+    write_atomic(experiment.out / "variances.csv", records_text(rows))
     run = experiment.folder(Run(KEEP_ALL, experiment.seeds[0]))
     if is_finished(run):
         encoder = Encoder.load(run.root)
@@ -83,14 +82,6 @@ def _write_projections(experiment: AblationExperiment, results: Mapping[int, Map
         images = scored_images(encoder, experiment.source(), experiment.runtime)
         figure = projections_figure(title, encoder, *images, results[experiment.seeds[0]]["variances"])
         write_atomic(experiment.out / "projections.png", figure)
-
-
-def _csv(rows: Sequence[Mapping[str, Any]]) -> bytes:
-    text = io.StringIO()
-    writer = csv.DictWriter(text, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return text.getvalue().encode()
 
 
 def summary_table(summary: Mapping[str, Any]) -> list[dict[str, str]]:

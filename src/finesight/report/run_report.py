@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from finesight.evaluation.retrieval import neighbors
 from finesight.features.encoder import Encoder, pixels, projection_responses
 from finesight.io.atomic import write_atomic
 from finesight.io.console import format_count
+from finesight.io.table import read_table
 from finesight.plots.figures import curves
 from finesight.plots.html import Section, build_report
 from finesight.plots.sheets import RetrievalRow, attention_overlays, projections, retrieval_rows
@@ -198,7 +198,6 @@ def _searches(evaluation: Evaluation) -> Section:
 def _skipped(run: RunFolder) -> Section:
     rows: Sequence[dict[str, str]] = []
     if run.skipped.exists():
-        with run.skipped.open(newline="", encoding="utf-8", errors="surrogateescape") as stream:
-            rows = list(csv.DictReader(stream))
+        rows = read_table(run.skipped)
     words = f"{format_count(len(rows), 'file')} could not be used." if rows else "Every file could be used."
     return Section("Skipped files", words, table=rows or None)

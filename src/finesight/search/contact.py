@@ -12,6 +12,7 @@ from PIL import Image, ImageDraw, ImageFont
 
 from finesight.data.decode import read_image_and_size
 from finesight.errors import SkipImage
+from finesight.io.atomic import write_atomic
 from finesight.plots.html import Section, build_report
 from finesight.search.image_files import item_file
 
@@ -56,7 +57,7 @@ def write_sheets(
             sheet = Image.new("RGB", (picture.width, len(drawn) * picture.height + EDGE), PAPER)
             for n, one in enumerate(drawn):
                 sheet.paste(one, (0, n * one.height))
-            files[-1].write_bytes(_png(sheet))
+            write_atomic(files[-1], _png(sheet))
             drawn = []
     if len(rows) > page_groups:
         more = f"{len(rows) - page_groups:,} smaller groups are not on this page; the table has all."

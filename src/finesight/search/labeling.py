@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import csv
-import io
 import os
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 from finesight.errors import FineSightError
+from finesight.io.table import read_table, write_table
 from finesight.search.base import Index
 from finesight.search.clusters import UNCLUSTERED, Clustering
 
@@ -27,17 +27,15 @@ class Labels:
     gone: int  # no longer in the index
 
 
-def write_table(file: Path, clustering: Clustering, paths: dict[int, str]) -> None:
+def write_clusters(file: Path, clustering: Clustering, paths: dict[int, str]) -> None:
     """Write a line for every image, by cluster, nearest to the center first; ``label`` is left empty."""
-    with open_for_writing(file) as stream:
-        writer = csv.writer(stream)
-        writer.writerow(COLUMNS)
-        for cluster in [*range(len(clustering)), UNCLUSTERED]:
-            name = "" if cluster == UNCLUSTERED else str(cluster)
-            for position in clustering.positions(cluster).tolist():
-                path = paths.get(int(clustering.ids[position]))
-                if path is not None:
-                    writer.writerow((name, "", f"{clustering.distances[position]:.4f}", path))
+    rows = (
+        ("" if cluster == UNCLUSTERED else str(cluster), "", f"{clustering.distances[position]:.4f}", path)
+        for cluster in [*range(len(clustering)), UNCLUSTERED]
+        for position in clustering.positions(cluster).tolist()
+        if (path := paths.get(int(clustering.ids[position]))) is not None
+    )
+    write_table(file, COLUMNS, rows)
 
 
 def read_labels(file: Path, index: Index) -> Labels:
@@ -70,33 +68,20 @@ def read_labels(file: Path, index: Index) -> Labels:
 
 def write_list(file: Path, labels: Labels) -> None:
     """Write the columns ``path`` and ``label``, as --data reads them."""
-    with open_for_writing(file) as stream:
-        writer = csv.writer(stream, lineterminator="\n")
-        writer.writerow(("path", "label"))
-        writer.writerows(labels.rows)
-
-
-def open_for_writing(file: Path) -> io.TextIOWrapper:
-    """Open a CSV file for writing; names that are not UTF-8 keep their bytes. Raises ``FineSightError`` if it fails."""
-    try:
-        return open(file, "w", newline="", encoding="utf-8", errors="surrogateescape")
-    except OSError as error:
-        raise FineSightError(f"{file} cannot be written: {error.strerror}.") from error
+    write_table(file, ("path", "label"), labels.rows)
 
 
 def _read(file: Path) -> list[dict[str, str]]:
     """Read a table as spreadsheets may have saved it: other separators, a byte-order mark, columns moved."""
     try:
-        text = file.read_bytes().decode("utf-8-sig", "surrogateescape")
+        lines = read_table(file)
     except OSError as error:
         raise FineSightError(f"{file} cannot be read: {error.strerror}.") from error
-    head = text.split("\n", 1)[0]
-    mark = max(",;\t", key=head.count)
-    lines = list(csv.DictReader(io.StringIO(text, newline=""), delimiter=mark))
+    except csv.Error as error:
+        raise FineSightError(f"{file} is no table of clusters: {error}.") from error
     missing = [name for name in ("cluster", "label", "path") if not lines or name not in lines[0]]
     if missing:
         raise FineSightError(f"{file} is no table of clusters: it has no column {missing[0]!r}, or no line.")
     return [
-        {"cluster": (line["cluster"] or "").strip(), "label": (line["label"] or "").strip(), "path": line["path"] or ""}
-        for line in lines
+        {"cluster": line["cluster"].strip(), "label": line["label"].strip(), "path": line["path"]} for line in lines
     ]
