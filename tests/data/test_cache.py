@@ -646,3 +646,42 @@ def test_two_processes_at_once(hundred: Path, tmp_path: Path, opened) -> None:
     assert results == ["100\n"] * 2, said
     assert sorted("waiting for it" in one for one in said) == [False, True]
     check_all(hundred, opened, tmp_path)
+
+
+def test_flipped_pixels_are_noticed_and_decoded_again(birds: Path, tmp_path: Path) -> None:
+    whole = open_cache(open_source(birds), 40, cache_dir=tmp_path, progress=False)
+    expected = [whole.image(i).copy() for i in range(len(whole))]
+    (pixels,) = tmp_path.rglob("pixels.bin")
+    content = bytearray(pixels.read_bytes())
+    for place in (5, len(content) // 2):
+        content[place] ^= 0x80
+    pixels.write_bytes(content)
+    damaged = open_cache(open_source(birds), 40, cache_dir=tmp_path, progress=False)
+    for i, image in enumerate(expected):
+        for _ in range(2):
+            np.testing.assert_array_equal(damaged.image(i), image)
+    again = open_cache(open_source(birds), 40, cache_dir=tmp_path, progress=False)  # from files of its own
+    (pixels,) = tmp_path.rglob("pixels.bin")
+    assert pixels.read_bytes() != bytes(content)
+    np.testing.assert_array_equal(again.image(0), expected[0])
+
+
+def test_flipped_pixels_of_an_image_that_is_gone(birds: Path, tmp_path: Path) -> None:
+    root = Path(shutil.copytree(birds / "train", tmp_path / "images"))
+    open_cache(open_source(root), 40, cache_dir=tmp_path / "cache", progress=False)
+    (pixels,) = (tmp_path / "cache").rglob("pixels.bin")
+    pixels.write_bytes(bytes(pixels.stat().st_size))
+    cache = open_cache(open_source(root), 40, cache_dir=tmp_path / "cache", progress=False)
+    cache.source.file(0).unlink()
+    with pytest.raises(FineSightError, match=r"damaged and .* cannot be read"):
+        cache.image(0)
+
+
+def test_a_cache_of_an_earlier_version_has_no_checksums(birds: Path, tmp_path: Path) -> None:
+    whole = open_cache(open_source(birds), 40, cache_dir=tmp_path, progress=False)
+    (index,) = tmp_path.rglob("index.npz")
+    with np.load(index) as file:
+        rest = {name: file[name] for name in file.files if name != "sums"}
+    np.savez(index, **rest)
+    opened = open_cache(open_source(birds), 40, cache_dir=tmp_path, progress=False)
+    np.testing.assert_array_equal(opened.image(3), whole.image(3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -14,13 +15,14 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.data.decode import read_mask
-from finesight.data.geometry import Geometry, Scale, as_scale
+from finesight.data.geometry import Geometry, Scale, as_scale, read_resized
 from finesight.data.geometry import cache_side as cache_side
 from finesight.data.sources import ImageSource
-from finesight.data.store import SHARD_IMAGES, Entries, add_images, image_key, read_entries
+from finesight.data.store import NO_SUM, SHARD_IMAGES, Entries, add_images, image_key, read_entries, remove_shard
 from finesight.data.store import default_cache_dir as default_cache_dir  # there: it needs no torch
 from finesight.data.store import write_skipped as write_skipped
 from finesight.errors import FineSightError, SkipImage
+from finesight.io.console import console
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,6 +38,8 @@ class DecodedCache:
     entries: Entries = field(repr=False)
     rows: NDArray[np.int64] = field(repr=False)  # (N,) into entries
     maps: dict[int, NDArray[np.uint8]] = field(repr=False)  # shard -> its bytes
+    _seen: NDArray[np.bool_] = field(repr=False)  # (N,) whether the pixels were compared with their checksum
+    _again: dict[int, NDArray[np.uint8]] = field(repr=False, default_factory=dict)  # pixels that were decoded again
 
     def __len__(self) -> int:
         return len(self.rows)
@@ -60,12 +64,35 @@ class DecodedCache:
         return int(np.median(self.entries.originals[self.rows].min(1)))
 
     def image(self, i: int) -> NDArray[np.uint8]:
-        """Return an image as (h, w, 3), a read-only view of the file on disk."""
+        """Return an image as (h, w, 3), a read-only view of the file on disk.
+
+        Pixels that are not what was written are decoded again; ``FineSightError`` if the file has changed since.
+        """
         row = self.rows[i]
         height, width = self.entries.sizes[row]
         start = self.entries.offsets[row]
         pixels = self.maps[int(self.entries.shard[row])]
-        return pixels[start : start + height * width * 3].reshape(height, width, 3)
+        image = pixels[start : start + height * width * 3].reshape(height, width, 3)
+        if not self._seen[i]:
+            expected = self.entries.sums[row]
+            if expected != NO_SUM and zlib.crc32(image.data) != expected:
+                self._again[int(i)] = self._decode_again(int(i), expected)
+            self._seen[i] = True
+        return self._again.get(int(i), image) if self._again else image
+
+    def _decode_again(self, i: int, expected: int) -> NDArray[np.uint8]:
+        """Return the pixels of an image whose place in the cache is damaged, which is given up."""
+        shard, file = self.entries.shards[int(self.entries.shard[self.rows[i]])], self.source.file(i)
+        if not self._again:
+            console.print(f"The decoded cache {shard} is damaged: its images are decoded again.", markup=False)
+        remove_shard(shard)
+        try:
+            pixels, _ = read_resized(str(file), self.scale, self.source.trim)
+        except SkipImage as skip:
+            raise FineSightError(f"The decoded cache is damaged and {file} cannot be read: {skip}.") from None
+        if zlib.crc32(np.ascontiguousarray(pixels).data) != expected:
+            raise FineSightError(f"The decoded cache is damaged and {file} has changed since: run the command again.")
+        return pixels
 
     def batch(self, indices: Sequence[int] | NDArray[np.integer] | Tensor) -> tuple[Tensor, Tensor]:
         """Return uint8 (N, 3, H, W), each image at the top left of a black canvas, and int64 (N, 2) sizes (h, w)."""
@@ -172,7 +199,8 @@ def _assemble(
     rows = rows[kept]
     shards = np.unique(entries.shard[rows]).tolist()
     maps: dict[int, NDArray[np.uint8]] = {s: np.memmap(entries.shards[s] / "pixels.bin", np.uint8, "r") for s in shards}
-    return DecodedCache(source.select(kept), [*source.skipped, *skipped], scale, entries, rows, maps)
+    seen = np.zeros(len(rows), bool)
+    return DecodedCache(source.select(kept), [*source.skipped, *skipped], scale, entries, rows, maps, seen)
 
 
 def _none_readable(source: ImageSource, skipped: list[tuple[str, str]]) -> str:

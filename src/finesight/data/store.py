@@ -14,6 +14,7 @@ import stat
 import uuid
 import warnings
 import zipfile
+import zlib
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -38,7 +39,8 @@ _ELSEWHERE = "choose another folder with --cache-dir"
 _BYTES_MARGIN = 1.5  # pictures are longer than wide: side * side * 3 is the least they need
 
 Job = tuple[bytes, str, int]  # key, file, rows to cut off its bottom
-Row = tuple[bytes, int, tuple[int, ...], tuple[int, int], str]  # key, offset, size, original, reason
+Row = tuple[bytes, int, tuple[int, ...], tuple[int, int], str, int]  # key, offset, size, original, reason, checksum
+NO_SUM = -1  # of images that an earlier version decoded
 
 
 @dataclass(frozen=True)
@@ -74,6 +76,7 @@ class Entries:
     sizes: NDArray[np.int64]  # (n, 2) height, width of the cached image; 0, 0 for a skipped one
     originals: NDArray[np.int64]  # (n, 2) width, height of the file, upright and without the rows cut off
     reasons: NDArray[np.str_]  # why an image was skipped; empty for a good one
+    sums: NDArray[np.int64]  # checksum of the pixels, or NO_SUM
 
     def find(self, keys: NDArray[np.bytes_]) -> NDArray[np.int64]:
         """Return the row of each key, -1 where it is not known."""
@@ -137,6 +140,14 @@ def add_images(
             return _build(folder, missing, scale, workers, progress, shard_images, callback)
 
 
+def remove_shard(shard: Path) -> None:
+    """Give up a shard whose pixels are damaged: what it held is decoded again when the cache is opened next.
+
+    Processes that have it open keep what they have.
+    """
+    (shard / "index.npz").unlink(missing_ok=True)
+
+
 def remove_scratch(folder: Path) -> None:
     """Remove the scratch folders of writers that were killed. To be called under the lock of all writers."""
     for path in folder.iterdir():
@@ -192,8 +203,10 @@ def _build(
                         if image.unreachable:
                             unreachable[key] = image.reason
                         else:
-                            rows.append((key, file.tell(), image.pixels.shape[:2], image.original, image.reason))
-                            file.write(np.ascontiguousarray(image.pixels).data)
+                            pixels = np.ascontiguousarray(image.pixels)
+                            size, sum = pixels.shape[:2], zlib.crc32(pixels.data)
+                            rows.append((key, file.tell(), size, image.original, image.reason, sum))
+                            file.write(pixels.data)
                         bar.update(task, completed=done)
                         tell(done, len(jobs))
                     total = _sync(file)
@@ -216,13 +229,14 @@ def _decode(job: Job, scale: Scale) -> _Decoded:
 
 
 def _index(rows: list[Row]) -> dict[str, Any]:
-    keys, offsets, sizes, originals, reasons = zip(*rows, strict=True) if rows else [()] * 5
+    keys, offsets, sizes, originals, reasons, sums = zip(*rows, strict=True) if rows else [()] * 6
     return {
         "keys": np.array(keys, "S16"),
         "offsets": np.array(offsets, np.int64),
         "sizes": np.array(sizes, np.int64).reshape(-1, 2),
         "originals": np.array(originals, np.int64).reshape(-1, 2),
         "reasons": np.array(reasons, np.str_),
+        "sums": np.array(sums, np.int64),
     }
 
 
@@ -242,7 +256,8 @@ def _shards(folder: Path) -> list[Path]:
 def _read_index(shard: Path) -> dict[str, Any] | None:
     try:
         with np.load(shard / "index.npz", allow_pickle=False) as file:
-            index = {name: file[name] for name in _index([])}
+            unknown = {"sums": np.full(len(file["keys"]), NO_SUM, np.int64)}
+            index = {name: file[name] if name in file.files else unknown[name] for name in _index([])}
             whole = file["total"] == (shard / "pixels.bin").stat().st_size
     except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile):
         return None
