@@ -33,6 +33,9 @@ def index(
     exact: Exact = False,
     watch: Watch = False,
     interval: Interval = 5.0,
+    verify: Annotated[
+        bool, typer.Option("--verify", help="Read all vectors; images whose vectors are damaged are embedded again.")
+    ] = False,
     quiet: Quiet = False,
 ) -> None:
     """Make an index of a folder, or bring it up to date: only new and changed images are embedded."""
@@ -55,7 +58,15 @@ def index(
             if watch and change is None:
                 raise Interrupted(stop.number, "Stopped. The index is as the folder was at the last look.")
             update = update_run_index(
-                store, embedder, source, run, workers=workers, stop=stop.is_set, leave=leave, show=not quiet
+                store,
+                embedder,
+                source,
+                run,
+                workers=workers,
+                stop=stop.is_set,
+                leave=leave,
+                verify=verify,
+                show=not quiet,
             )
             if update.stopped:
                 done = update.added + update.changed

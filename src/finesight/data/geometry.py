@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import IO, Any, Literal
+from typing import IO, Any, Literal, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -18,6 +18,7 @@ LONGEST = 3  # a panorama keeps its middle, this many times as long as wide: its
 Interpolation = Literal["bilinear", "bicubic"]
 CropMode = Literal["center", "squash"]
 CROP_PCT = 0.875  # 7/8: 224 of 256 px
+MAX_SIDE = 8192  # pixels that a network is given at most, on a side
 _FILTERS = {"bilinear": Image.Resampling.BILINEAR, "bicubic": Image.Resampling.BICUBIC}  # both antialiased
 
 
@@ -55,9 +56,16 @@ class Framing:
 
     @classmethod
     def of(cls, settings: Mapping[str, Any]) -> Framing:
-        """Return the framing that an encoder's settings tell; those of earlier versions say the resolution only."""
+        """Return the framing that an encoder's settings tell; those of earlier versions say the resolution only.
+
+        Raises ``KeyError``, ``TypeError`` or ``ValueError`` if they are no settings of an encoder.
+        """
         named = {field.name: settings[field.name] for field in fields(cls) if field.name in settings}
-        return cls(**{**named, "resolution": int(settings["resolution"])})
+        framing = cls(**{**named, "resolution": int(settings["resolution"])})
+        fits = 1 <= framing.resolution <= MAX_SIDE and 0 < float(framing.crop_pct) <= 1
+        if not fits or framing.interpolation not in _FILTERS or framing.crop_mode not in get_args(CropMode):
+            raise ValueError(f"no network is given pictures like this: {framing}")
+        return framing
 
     @property
     def scale(self) -> Scale:

@@ -4,20 +4,23 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Self
+from typing import Annotated, Self
 
 import numpy as np
 from numpy.typing import NDArray
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field
 
-from finesight.data.geometry import CROP_PCT, CropMode, Framing, Interpolation
+from finesight.data.geometry import CROP_PCT, MAX_SIDE, CropMode, Framing, Interpolation
 from finesight.errors import FineSightError
 from finesight.features.types import Floats
 
 Ids = NDArray[np.int64]
 FORMAT = 1
+SpaceName = Annotated[str, Field(pattern=r"^[\w:+-]+$")]  # it is a part of names of files
+Width = Annotated[int, Field(ge=1, le=2**24)]
 
 
 class IndexMeta(BaseModel):
@@ -28,13 +31,13 @@ class IndexMeta(BaseModel):
     format: int = FORMAT
     fingerprint: str  # of the encoder: its configuration and weights
     method: str
-    resolution: int
-    crop_pct: float = CROP_PCT
+    resolution: int = Field(ge=1, le=MAX_SIDE)
+    crop_pct: float = Field(CROP_PCT, gt=0, le=1)
     interpolation: Interpolation = "bilinear"
     crop_mode: CropMode = "center"
-    spaces: tuple[str, ...]  # poolings whose features are kept, the encoder's own first
-    dimension: int  # of features, except
-    dimensions: dict[str, int] = {}  # those of spaces that have others
+    spaces: tuple[SpaceName, ...] = Field(min_length=1)  # poolings whose features are kept, the encoder's own first
+    dimension: Width  # of features, except
+    dimensions: dict[str, Width] = {}  # those of spaces that have others
     root: str  # the folder that paths are relative to, absolute
     run: str  # where the encoder was when the index was made, absolute
 
@@ -138,14 +141,36 @@ class Index(ABC):
     def add(self, batch: NewItems) -> None: ...
 
     def check_batch(self, batch: NewItems) -> list[IndexItem]:
-        """Return the items of a batch; raise ``ValueError`` if one is there twice or vectors have a wrong shape."""
+        """Return the items of a batch.
+
+        Raises ``ValueError`` if one is there twice or vectors have a wrong shape, and ``FineSightError`` if a vector is
+        not of numbers.
+        """
         items = list(batch.items)
         if len({item.id for item in items}) != len(items) or len({item.path for item in items}) != len(items):
             raise ValueError("an item is twice in one batch")
         for space in self.meta.spaces:
             if batch.vectors[space].shape != (len(items), self.meta.width(space)):
                 raise ValueError(f"{len(items)} items but {space} vectors {batch.vectors[space].shape}")
+            bad = np.flatnonzero(~np.isfinite(batch.vectors[space]).all(1))
+            if len(bad):
+                raise FineSightError(
+                    f"The features of {items[bad[0]].path!r} ({space}) are not numbers: the weights of the encoder are "
+                    "damaged, or its training failed. Nothing of them goes into the index."
+                )
         return items
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        """Be the only writer while the block runs; raise ``FineSightError`` at once if there is another."""
+        yield
+
+    def find_damaged(self, *, everything: bool = False) -> Ids:
+        """Return the ids of items whose vectors are known not to be what was written; they can be added again.
+
+        With ``everything`` all files are read for it, else those that take a moment.
+        """
+        return np.zeros(0, np.int64)
 
     @abstractmethod
     def remove(self, ids: Ids) -> None: ...

@@ -72,24 +72,48 @@ def update_index(
     skipped_file: Path | None = None,
     commit_images: int = COMMIT_IMAGES,
     leave: Collection[str] = (),
+    verify: bool = False,
 ) -> IndexUpdate:
     """Bring ``index`` up to date with ``folder`` and return what was done.
 
     It is safe to kill at any point and to run again: what was committed is not embedded twice, and nothing is doubled.
     ``stop`` is called after every image that was read; once it returns True, what was read is committed and
     ``IndexUpdate.stopped`` is set. Images that are left out are listed in ``skipped_file`` with the reason. Files of
-    the folder that ``leave`` names are not read: the index keeps what it has of them. Raises ``FineSightError`` if the
-    index is of another encoder or another folder, or the folder has no images.
+    the folder that ``leave`` names are not read: the index keeps what it has of them. Items whose vectors are damaged
+    are embedded again; ``verify`` reads all vectors to find them, however large the files are. Raises
+    ``FineSightError`` if the index is of another encoder or another folder, if another process writes to it, or if the
+    folder has no images.
     """
     report_progress = callback or (lambda phase, done, total: None)
     require_same(index, embedder, "the one given now")
     source = folder if isinstance(folder, ImageSource) else open_source(folder)
     require_root(index, source.root)
+    with index.writing():
+        return _update(
+            index, embedder, source, workers, report_progress, stop, skipped_file, commit_images, leave, verify
+        )
+
+
+def _update(
+    index: Index,
+    embedder: Embedder,
+    source: ImageSource,
+    workers: int | None,
+    report_progress: PhaseProgress,
+    stop: Callable[[], bool] | None,
+    skipped_file: Path | None,
+    commit_images: int,
+    leave: Collection[str],
+    verify: bool,
+) -> IndexUpdate:
+    """Bring an index that no one else writes to up to date."""
     report_progress("listing", 0, len(source))
     listed = index.list_items()
     paths = listed.paths.tolist()
     ids = dict(zip(paths, listed.ids.tolist(), strict=True))
     stamps = dict(zip(paths, zip(listed.bytes.tolist(), listed.mtimes.tolist(), strict=True), strict=True))
+    damaged = set(index.find_damaged(everything=verify).tolist())
+    stamps = {path: stamp for path, stamp in stamps.items() if ids[path] not in damaged}
     files, skipped = list_files(source)
     present = {file.path for file in files}
     unreadable = tuple(f"{path}/" for path, reason in skipped if reason.startswith(UNREADABLE_FOLDER))
@@ -144,6 +168,7 @@ def update_run_index(
     callback: PhaseProgress | None = None,
     stop: Callable[[], bool] | None = None,
     leave: Collection[str] = (),
+    verify: bool = False,
     show: bool = True,
 ) -> IndexUpdate:
     """``update_index`` with a bar in the terminal; images that are left out are listed in the run's folder."""
@@ -163,6 +188,7 @@ def update_run_index(
             stop=stop,
             skipped_file=index.skipped_file(run),
             leave=leave,
+            verify=verify,
         )
 
 

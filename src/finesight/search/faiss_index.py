@@ -15,7 +15,7 @@ import shutil
 import stat
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import IO, Self
 
@@ -25,10 +25,12 @@ from finesight.data.decode import explain_os_errors
 from finesight.errors import FineSightError
 from finesight.features.types import Floats
 from finesight.io.atomic import atomic_path, write_atomic
+from finesight.io.console import console, format_count
 from finesight.io.lock import Busy, acquire
 from finesight.search import structures
 from finesight.search.base import Ids, Index, IndexItem, IndexMeta, ItemList, NewItems
-from finesight.search.item_store import ItemStore, State
+from finesight.search.checksums import CHECKED_BYTES, damaged_rows, row_sums
+from finesight.search.item_store import ANEW, Changes, ItemStore, State
 from finesight.search.snapshot import Snapshot
 from finesight.search.structures import FaissLimits, fit_structure
 
@@ -55,6 +57,7 @@ class FaissIndex(Index):
         self._refreshing = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._lock: IO[bytes] | None = None
+        self._check_all = False  # however large the files are
 
     @classmethod
     def open(cls, where: str | Path) -> Self:
@@ -167,24 +170,52 @@ class FaissIndex(Index):
                 except FileNotFoundError:
                     continue
                 return self._snapshot
-        raise FineSightError(f"The index in {self.folder} is damaged: files of it are missing. Make it anew.")
+        raise FineSightError(f"The index in {self.folder} is damaged: files of it are missing. {ANEW}")
 
     def _refresh(self, held: Snapshot | None) -> Snapshot:
         """Return the latest snapshot; rows and structures that ``held`` has are taken from it."""
         changes = self._store.changes(held.state if held else None, held.last_dead if held else 0)
+        vectors = {space: self._map_rows(changes.state, space) for space in self.meta.spaces}  # first
         ids = np.full(changes.state.rows, -1, np.int64)
         if held is not None and held.state.generation == changes.state.generation:
             ids[: len(held.ids)] = held.ids
         ids[changes.dead] = -1
         ids[changes.rows] = changes.ids
-        vectors = {space: self._map_rows(changes.state, space) for space in self.meta.spaces}
         known = held.loaded if held is not None else {}
         loaded = {
             one.file: known[one.file] if one.file in known else structures.read(self.folder, one)
             for one in changes.structures.values()
             if one.file
         }
-        return Snapshot(changes.state, changes.last_dead, ids, vectors, changes.structures, loaded)
+        damaged = self._take_out_damaged(held, changes, ids, vectors)
+        return Snapshot(changes.state, changes.last_dead, ids, vectors, changes.structures, loaded, damaged)
+
+    def _take_out_damaged(self, held: Snapshot | None, changes: Changes, ids: Ids, vectors: dict[str, Floats]) -> Ids:
+        """Set the ids of damaged rows to -1, so that no search uses them; return whose they are.
+
+        All rows are checked when files are read for the first time, unless they are large.
+        """
+        if held is not None and held.state.generation == changes.state.generation:
+            return held.damaged[~np.isin(held.damaged, changes.ids)]
+        if not self._check_all and sum(one.nbytes for one in vectors.values()) > CHECKED_BYTES:
+            return np.zeros(0, np.int64)
+        rows = damaged_rows(list(vectors.values()), ids >= 0, *self._store.checksums())
+        damaged = ids[rows]
+        ids[rows] = -1
+        if len(damaged):
+            console.print(
+                f"The vectors of {format_count(len(damaged), 'image')} of {len(ids):,} in the index {self.folder} are "
+                "damaged and left out. `finesight index` with the same run and folder makes them anew.",
+                markup=False,
+            )
+        return damaged
+
+    def find_damaged(self, *, everything: bool = False) -> Ids:
+        if everything and not self._check_all:
+            self._store.check()
+            with self._refreshing:
+                self._check_all, self._snapshot = True, None
+        return self.snapshot().damaged
 
     def _map_rows(self, state: State, space: str) -> Floats:
         """Map the rows of a space, (rows, D): they are never in memory as a whole."""
@@ -196,7 +227,7 @@ class FaissIndex(Index):
 
     def _require_rows(self, file: Path, state: State, space: str) -> None:
         if file.stat().st_size < state.rows * self._row_bytes(space):
-            raise FineSightError(f"The index in {self.folder} is damaged: {file.name} is too short. Make it anew.")
+            raise FineSightError(f"The index in {self.folder} is damaged: {file.name} is too short. {ANEW}")
 
     def _rows_file(self, generation: int, space: str) -> Path:
         return self.folder / f"vectors-{generation}" / f"{space}.f32"
@@ -205,6 +236,15 @@ class FaissIndex(Index):
         return 4 * self.meta.width(space)
 
     # --- writing --------------------------------------------------------------------------------------------------
+
+    @contextmanager
+    def writing(self) -> Iterator[None]:
+        with _writing(self.folder):
+            self._acquire()
+        try:
+            yield
+        finally:
+            self._release()
 
     def add(self, batch: NewItems) -> None:
         items = self.check_batch(batch)
@@ -218,7 +258,7 @@ class FaissIndex(Index):
                     file.seek(state.rows * self._row_bytes(space))
                     file.write(np.ascontiguousarray(batch.vectors[space], np.float32).data)
                     _sync(file)
-        self._store.add(items)
+        self._store.add(items, row_sums([batch.vectors[space] for space in self.meta.spaces]))
 
     def remove(self, ids: Ids) -> None:
         with _writing(self.folder):
@@ -230,6 +270,9 @@ class FaissIndex(Index):
         with _writing(self.folder):
             self._acquire()
             now = self.snapshot()
+            if len(now.damaged):  # their images are gone too, or cannot be read now
+                self._store.remove(now.damaged)
+                now = self.snapshot()
             if now.state.rows - now.count > MAX_DEAD_SHARE * now.state.rows:
                 self._compact(now)
                 now = self.snapshot()

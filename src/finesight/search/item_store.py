@@ -21,6 +21,11 @@ import numpy as np
 from finesight.errors import FineSightError
 from finesight.search.base import Ids, IndexItem, ItemList
 
+# What a catalog with other tables, other types or flipped bytes leads to.
+DAMAGE = (sqlite3.Error, sqlite3.Warning, TypeError, ValueError, KeyError, IndexError, OverflowError)
+NOT_DAMAGED = (sqlite3.SQLITE_BUSY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN)
+TRY_AGAIN = "Make room or wait for other processes, and try again: it is as it was."
+ANEW = "Remove the folder of the index and make it anew with `finesight index`."
 BUSY_TIMEOUT = 60.0  # seconds to wait for another process that commits just now
 SCHEMA = """
 CREATE TABLE IF NOT EXISTS state (
@@ -37,6 +42,7 @@ CREATE TABLE IF NOT EXISTS dead (number INTEGER PRIMARY KEY, row INTEGER NOT NUL
 CREATE TABLE IF NOT EXISTS structures (space TEXT PRIMARY KEY, facts TEXT NOT NULL);
 INSERT OR IGNORE INTO state VALUES (0, 0, 0, 0);
 """
+SUMS = "CREATE TABLE IF NOT EXISTS sums (row INTEGER PRIMARY KEY, sum INTEGER NOT NULL)"  # earlier versions had none
 ITEM = "SELECT id, path, bytes, mtime_ns, width, height, mask, mask_width FROM items WHERE id = ?"
 
 
@@ -54,6 +60,7 @@ class Structure:
     recall: float  # at 10, of exact search; measured on ``queries``
     queries: int
     seconds: float
+    checksum: int | None = None  # of the file; earlier versions kept none
 
 
 @dataclass(frozen=True)
@@ -84,13 +91,13 @@ class ItemStore:
         self.file = file
         self._lock = threading.RLock()
         if not create and not file.is_file():
-            raise FineSightError(f"The index in {file.parent} is damaged: it has no {file.name}. Make it anew.")
+            raise FineSightError(f"The index in {file.parent} is damaged: it has no {file.name}. {ANEW}")
         try:
             self._db = sqlite3.connect(file, timeout=BUSY_TIMEOUT, isolation_level=None, check_same_thread=False)
             if create:
                 self._db.executescript(SCHEMA)
             self._file = _identity(file)
-        except sqlite3.Error as error:
+        except DAMAGE as error:
             raise self._damaged(error) from error
 
     def close(self) -> None:
@@ -110,7 +117,10 @@ class ItemStore:
             added = self._db.execute("SELECT id, row FROM items WHERE row >= ?", (since.rows,)).fetchall()
             gone = self._db.execute("SELECT number, row FROM dead WHERE number > ?", (last_dead,)).fetchall()
             structures = self._structures()
-        pairs, dead = np.array(added, np.int64).reshape(-1, 2), np.array(gone, np.int64).reshape(-1, 2)
+            pairs, dead = np.array(added, np.int64).reshape(-1, 2), np.array(gone, np.int64).reshape(-1, 2)
+            ends = self._db.execute("SELECT MIN(row), MAX(row) FROM items").fetchone()
+            self._require_rows(np.array([row for row in ends if row is not None], np.int64), state)
+            self._require_rows(dead[:, 1], state)
         return Changes(
             state,
             pairs[:, 0],
@@ -124,20 +134,38 @@ class ItemStore:
         with self._transaction():
             return self._structures()
 
+    def checksums(self) -> tuple[Ids, Ids]:
+        """Return the rows of the vectors that have a checksum, ascending, and the checksum of each."""
+        with self._transaction():
+            rows = self._checksums()
+        pairs = np.array(rows, np.int64).reshape(-1, 2)
+        return pairs[:, 0], pairs[:, 1]
+
+    def check(self) -> None:
+        """Read the whole catalog; raise ``FineSightError`` if it is damaged."""
+        with self._transaction():
+            (words,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
+            if words != "ok":
+                raise ValueError(words)
+
     def list_items(self) -> ItemList:
         with self._transaction():
             rows = self._db.execute("SELECT id, path, bytes, mtime_ns FROM items ORDER BY path").fetchall()
-        return ItemList.from_rows([(item, os.fsdecode(path), size, mtime) for item, path, size, mtime in rows])
+            return ItemList.from_rows([(item, os.fsdecode(path), size, mtime) for item, path, size, mtime in rows])
 
     def items(self, ids: Sequence[int]) -> list[IndexItem | None]:
         with self._transaction():
             rows = [self._db.execute(ITEM, (int(item),)).fetchone() for item in ids]
-        return [None if row is None else _to_item(row) for row in rows]
+            return [None if row is None else _to_item(row) for row in rows]
 
     # --- writing --------------------------------------------------------------------------------------------------
 
-    def add(self, items: Sequence[IndexItem]) -> None:
-        """Commit items whose vectors are on disk already, in the rows that follow the last committed one."""
+    def add(self, items: Sequence[IndexItem], sums: Sequence[int]) -> None:
+        """Commit items whose vectors are on disk already, in the rows that follow the last committed one.
+
+        ``sums`` are the checksums of the vectors.
+        """
+        rows = [_to_row(item) for item in items]
         with self._transaction(write=True):
             first = self._state().rows
             for item in items:
@@ -146,7 +174,11 @@ class ItemStore:
                 self._db.execute("DELETE FROM items WHERE id = ? OR path = ?", key)
             self._db.executemany(
                 "INSERT INTO items VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?)",
-                [_to_row(item, first + n) for n, item in enumerate(items)],
+                [(*row, first + n) for n, row in enumerate(rows)],
+            )
+            self._db.execute(SUMS)
+            self._db.executemany(
+                "INSERT OR REPLACE INTO sums VALUES (?, ?)", [(first + n, sum) for n, sum in enumerate(sums)]
             )
             self._db.execute("UPDATE state SET rows = rows + ?", (len(items),))
 
@@ -162,6 +194,13 @@ class ItemStore:
             self._db.executemany(  # ascending: a row only ever moves to a row that is free already
                 "UPDATE items SET row = ? WHERE row = ?", [(new, old) for new, old in enumerate(kept.tolist())]
             )
+            sums = dict(self._checksums())
+            self._db.execute(SUMS)
+            self._db.execute("DELETE FROM sums")
+            self._db.executemany(
+                "INSERT INTO sums VALUES (?, ?)",
+                [(new, sums[old]) for new, old in enumerate(kept.tolist()) if old in sums],
+            )
             self._db.execute("DELETE FROM dead")
             self._db.execute("DELETE FROM structures")
             self._db.execute("UPDATE state SET generation = ?, rows = ?", (generation, len(kept)))
@@ -175,7 +214,19 @@ class ItemStore:
     # --- transactions ---------------------------------------------------------------------------------------------
 
     def _state(self) -> State:
-        return State(*self._db.execute("SELECT generation, rows, version FROM state").fetchone())
+        row = self._db.execute("SELECT generation, rows, version FROM state").fetchone()
+        if row is None or not all(isinstance(number, int) and number >= 0 for number in row):
+            raise ValueError("its counters are gone")
+        return State(*row)
+
+    @staticmethod
+    def _require_rows(rows: Ids, state: State) -> None:
+        if len(rows) and not (rows.min() >= 0 and rows.max() < state.rows):
+            raise ValueError("an item owns a row that does not exist")
+
+    def _checksums(self) -> list[tuple[int, int]]:
+        known = self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'sums'").fetchone()
+        return self._db.execute("SELECT row, sum FROM sums ORDER BY row").fetchall() if known else []
 
     def _structures(self) -> list[Structure]:
         rows = self._db.execute("SELECT facts FROM structures").fetchall()
@@ -203,11 +254,13 @@ class ItemStore:
                     if self._db.in_transaction:
                         self._db.execute("ROLLBACK")
                     raise
-            except sqlite3.Error as error:
+            except DAMAGE as error:
                 raise self._damaged(error) from error
 
-    def _damaged(self, error: sqlite3.Error) -> FineSightError:
-        return FineSightError(f"The catalog {self.file} of the index cannot be used: {error}.")
+    def _damaged(self, error: Exception) -> FineSightError:
+        if isinstance(error, sqlite3.OperationalError) and getattr(error, "sqlite_errorcode", 0) & 0xFF in NOT_DAMAGED:
+            return FineSightError(f"The catalog {self.file} of the index cannot be used: {error}. {TRY_AGAIN}")
+        return FineSightError(f"The catalog {self.file} of the index cannot be used: it is damaged ({error}). {ANEW}")
 
 
 def _identity(file: Path) -> tuple[int, int] | None:
@@ -222,10 +275,10 @@ def _identity(file: Path) -> tuple[int, int] | None:
     return status.st_dev, status.st_ino
 
 
-def _to_row(item: IndexItem, row: int) -> tuple[object, ...]:
+def _to_row(item: IndexItem) -> tuple[object, ...]:
     mask = np.ascontiguousarray(item.mask, np.float32)
     facts = (item.id, os.fsencode(item.path), item.bytes, item.mtime_ns, item.width, item.height)
-    return (*facts, mask.tobytes(), mask.shape[1], row)
+    return (*facts, mask.tobytes(), mask.shape[1])
 
 
 def _to_item(row: tuple[Any, ...]) -> IndexItem:

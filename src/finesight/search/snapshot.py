@@ -28,6 +28,7 @@ class Snapshot:
     vectors: dict[str, Floats]  # (rows, D) each, mapped
     structures: dict[str, Structure]
     loaded: dict[str, Any]  # FAISS structures, by file
+    damaged: Ids  # of items whose vectors are not what was written: no search finds them
 
     @cached_property
     def live(self) -> NDArray[np.bool_]:

@@ -6,7 +6,10 @@ name candidates, whose exact scores are computed from the vectors. A structure i
 
 from __future__ import annotations
 
+import errno
+import os
 import time
+import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -94,8 +97,20 @@ def _build_and_measure(now: Snapshot, plan: Structure, folder: Path, limits: Fai
         import faiss
 
         with atomic_path(folder / file, sync=True) as scratch:
-            faiss.write_index(index, str(scratch))
+            try:
+                faiss.write_index(index, str(scratch))
+            except RuntimeError as error:  # the disk is full, or fails
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)) from error
+            reached = replace(reached, checksum=_file_sum(scratch))
     return reached
+
+
+def _file_sum(file: Path) -> int:
+    total = 0
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            total = zlib.crc32(block, total)
+    return total
 
 
 def build(kind: str, vectors: Floats, seed: int = 0) -> Any:
@@ -187,6 +202,8 @@ def read(folder: Path, structure: Structure) -> Any | None:
         return None
     import faiss
 
+    if structure.checksum is not None and _file_sum(folder / structure.file) != structure.checksum:
+        return None
     try:
         index = faiss.read_index(str(folder / structure.file))
     except RuntimeError:
