@@ -29,7 +29,7 @@ from finesight.data.color import (
     to_gray,
 )
 from finesight.data.crop import crop_resize_flip
-from finesight.data.geometry import CROP_PCT, CropMode, Interpolation
+from finesight.data.geometry import CROP_PCT, MAX_SIDE, CropMode, Interpolation
 from finesight.data.rows import Rows
 from finesight.data.shares import blocks, in_shares
 
@@ -72,7 +72,7 @@ class ViewConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
-    resolution: Annotated[int, Field(ge=2)] = 224
+    resolution: Annotated[int, Field(ge=2, le=MAX_SIDE)] = 224
     scale: UnitRange = (0.2, 1.0)
     ratio: Range = (3 / 4, 4 / 3)
     flip: Probability = 0.5

@@ -14,20 +14,20 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from PIL import Image
-from pydantic import ValidationError
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from finesight.data.color import normalize
 from finesight.errors import FineSightError, unknown
 from finesight.features.encoder_config import EncoderConfig, read_config
-from finesight.features.encoder_folder import CONFIG, WEIGHTS, encoder_folder
+from finesight.features.encoder_folder import CHECKSUM, CONFIG, WEIGHTS, encoder_folder, weights_checksum
 from finesight.features.gpu import GpuCopy
 from finesight.features.onnx_maps import OnnxMaps, find_faster
 from finesight.features.preprocess import cached_pixels, require_view
 from finesight.io.atomic import atomic_path
 from finesight.io.console import console
+from finesight.io.tensors import save_tensors
 from finesight.nn.backbone import Backbone, MapOutput
 from finesight.nn.pooling import attention_mask, energy_map, limit_lengths, limit_outliers, object_share
 from finesight.nn.poolings import (
@@ -368,8 +368,10 @@ class Encoder(nn.Module):
         folder = Path(folder)
         with atomic_path(folder, replace_folder=True) as scratch:
             scratch.mkdir()
-            (scratch / CONFIG).write_text(json.dumps(self.config.model_dump(mode="json"), indent=2) + "\n")
-            save_file({k: v.contiguous().cpu() for k, v in self.state_dict().items()}, scratch / WEIGHTS)
+            config = self.config.model_dump(mode="json")
+            save_tensors(self.state_dict(), scratch / WEIGHTS)
+            config[CHECKSUM] = weights_checksum(scratch)
+            (scratch / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
     @classmethod
     def load(cls, folder: str | Path, *, exact: bool = False) -> Self:
@@ -385,9 +387,11 @@ class Encoder(nn.Module):
                 else f"{folder} holds no encoder: give the folder of a finished run."
             )
         try:
-            config = read_config(folder / CONFIG)
+            config, checksum = read_config(folder / CONFIG)
+            if checksum not in (None, weights_checksum(folder)):
+                raise ValueError(f"{WEIGHTS} is not what was written. Copy it anew, or train again")
             state = load_file(folder / WEIGHTS)
-        except (OSError, ValueError, ValidationError, SafetensorError) as error:
+        except (OSError, ValueError, RecursionError, SafetensorError) as error:
             raise FineSightError(f"The encoder in {folder} is damaged or of another version: {error}") from error
         encoder = cls.untrained(config, load=False, exact=exact)
         try:

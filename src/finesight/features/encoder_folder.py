@@ -10,6 +10,7 @@ from finesight.errors import FineSightError
 from finesight.io.console import console
 
 CONFIG, WEIGHTS = "encoder.json", "encoder.safetensors"
+CHECKSUM = "weights_checksum"  # in encoder.json
 NEVER_TRAINED = ("frozen", "untrained")  # what an encoder's method is called where no training made it
 
 
@@ -25,15 +26,26 @@ def fingerprint(run: str | Path) -> str:
     A file that cannot be read is a ``FineSightError``.
     """
     folder = encoder_folder(run)
-    digest = hashlib.blake2b(digest_size=16)
     try:
         content = json.loads((folder / CONFIG).read_text())
-        digest.update(json.dumps(content, sort_keys=True, separators=(",", ":")).encode())
-        with open(folder / WEIGHTS, "rb") as file:
-            while block := file.read(1 << 22):
-                digest.update(block)
-    except (OSError, ValueError) as error:
+        if isinstance(content, dict):
+            content.pop(CHECKSUM, None)  # encoders of earlier versions have none, and are the same encoders
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        return _digest(folder / WEIGHTS, text.encode())
+    except (OSError, ValueError, RecursionError) as error:
         raise FineSightError(f"The encoder in {folder} cannot be read: {error}") from error
+
+
+def weights_checksum(folder: Path) -> str:
+    """Return the checksum of an encoder's weights, which ``encoder.json`` keeps. Raises ``OSError``."""
+    return _digest(folder / WEIGHTS)
+
+
+def _digest(file: Path, first: bytes = b"") -> str:
+    digest = hashlib.blake2b(first, digest_size=16)
+    with file.open("rb") as stream:
+        while block := stream.read(1 << 22):
+            digest.update(block)
     return digest.hexdigest()
 
 

@@ -83,7 +83,7 @@ def read_metadata(session: Any, model: Path) -> dict[str, Any]:
     try:
         metadata = json.loads(text)
         found = metadata["format"]
-    except (ValueError, KeyError, TypeError) as error:
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise FineSightError(f"What {model} says about itself is damaged: {error}") from error
     if found != FORMAT:
         raise FineSightError(f"{model} is of format {found}, not {FORMAT}: export the run again.")

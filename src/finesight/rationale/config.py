@@ -29,7 +29,7 @@ class RationaleConfig(BaseModel):
     target_scale: Literal["batch_mean", "image", "cells", "max", "std"] = "max"  # [12]
     detach_target: bool = True  # [8] does φ inside G carry gradient
     # branch: the attention map A
-    projections: int = Field(32, ge=1)  # [16] K
+    projections: int = Field(32, ge=1, le=65_536)  # [16] K
     form: Literal["max", "mlp"] = "max"  # "mlp": K hidden units, ReLU and a second layer instead of the maximum
     keep: Literal["all", "top", "rest"] = "all"  # of the projections: those of highest spatial variance, or others
     keep_count: int = Field(8, ge=1)

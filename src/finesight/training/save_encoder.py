@@ -5,11 +5,13 @@ from __future__ import annotations
 import copy
 
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from finesight.features.encoder import Encoder
 from finesight.features.encoder_config import EncoderConfig
 from finesight.features.encoder_folder import warn_of_random_weights
+from finesight.io.atomic import atomic_path
+from finesight.io.tensors import save_tensors
 from finesight.nn.backbone import Backbone
 from finesight.nn.feature_map import find_map
 from finesight.rationale.branch import FittingBranch
@@ -100,7 +102,8 @@ def save_encoder(config: TrainConfig, run: RunFolder, module: TrainingModule) ->
     best = wants_best and run.best_encoder.exists()
     encoder = Encoder.load(run.best_encoder) if best else make_encoder(config, module)
     if module.rationale is not None and len(module.rationale.study):
-        save_file({k: v.contiguous().cpu() for k, v in module.rationale.study.state_dict().items()}, run.study)
+        with atomic_path(run.study) as scratch:
+            save_tensors(module.rationale.study.state_dict(), scratch)
     encoder.save(run.encoder)
     run.goes_on.unlink(missing_ok=True)
 
