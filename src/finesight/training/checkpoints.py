@@ -5,7 +5,9 @@ What is known of each image is in files of its own, ``rows-….npz``, that sever
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import zipfile
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ from torch import Tensor
 
 from finesight.errors import FineSightError
 from finesight.io.atomic import atomic_path
+from finesight.io.console import console
+from finesight.io.tensors import save_state
 
 KEEP = 2
 
@@ -26,7 +30,7 @@ def save_checkpoint(folder: Path, step: int, state: dict[str, Any]) -> Path:
     """
     final = folder / f"step-{step:08d}.pt"
     with atomic_path(final, sync=True) as scratch:
-        torch.save(state, scratch)
+        save_state(state, scratch)
     for old in (*checkpoints(folder)[:-KEEP], *folder.glob(".step-*")):
         old.unlink(missing_ok=True)
     return final
@@ -53,24 +57,71 @@ def checkpoints(folder: Path) -> list[Path]:
     return sorted(folder.glob("step-*.pt"))
 
 
-def load_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
-    """Return the newest checkpoint that can be read and its file, or None without any.
+def step_of(checkpoint: Path) -> int:
+    """Return after how many steps a checkpoint was written, as its name says."""
+    return int(checkpoint.stem.removeprefix("step-"))
 
-    What is known of each image is put into the module's state as ``hook.…``, and whose it is into ``images``. Raises
-    FineSightError if there are checkpoints and none can be read.
+
+class DoesNotFit(Exception):
+    """A checkpoint that can be read is not one of this run."""
+
+
+@contextmanager
+def must_fit(file: Path) -> Iterator[None]:
+    """Turn what loading the content of a checkpoint raises into ``DoesNotFit``."""
+    try:
+        yield
+    except (FineSightError, OSError, MemoryError):
+        raise
+    except Exception as error:  # PyTorch raises whatever it runs into
+        reason = str(error).strip().partition("\n")[0]
+        raise DoesNotFit(f"{file.name} is not a checkpoint of this run ({reason})") from error
+
+
+def readable_checkpoints(folder: Path) -> Iterator[tuple[Path, dict[str, Any]]]:
+    """Yield the checkpoints that can be read, the newest first, each with its file; a line tells of the others.
+
+    What is known of each image is put into the module's state as ``hook.…``, and whose it is into ``images``.
     """
-    files = checkpoints(folder)
-    for file in reversed(files):
+    for file in reversed(checkpoints(folder)):
         try:
-            state = torch.load(file, map_location="cpu", weights_only=True)
-            if "rows" in state:
-                with np.load(folder / state["rows"], allow_pickle=False) as rows:
-                    state["images"] = torch.from_numpy(rows["images"])
-                    own = {f"hook.{name}": torch.from_numpy(rows[name]) for name in rows.files if name != "images"}
-                    state["module"].update(own)
-            return file, state
+            state = _read(file)
+        except OSError as error:
+            reason = error.strerror or str(error)
         except Exception:  # garbage fails in ways of its own: KeyError, IndexError, UnicodeDecodeError …
+            reason = "its content is damaged"
+        else:
+            yield file, state
             continue
-    if files:
-        raise FineSightError(f"No checkpoint in {folder} can be read. Begin anew with --restart.")
-    return None
+        console.print(f"{file} cannot be read: {reason}.", markup=False)
+
+
+def load_checkpoint(folder: Path) -> tuple[Path, dict[str, Any]] | None:
+    """Return the first of ``readable_checkpoints``, or None if there are none at all.
+
+    Raises FineSightError if there are checkpoints and none can be read.
+    """
+    found = next(readable_checkpoints(folder), None)
+    if found is None and checkpoints(folder):
+        raise none_usable(folder)
+    return found
+
+
+def none_usable(folder: Path) -> FineSightError:
+    return FineSightError(f"No checkpoint in {folder} can be read. Begin anew with --restart.")
+
+
+def _read(file: Path) -> dict[str, Any]:
+    """Read a checkpoint without running anything in it. Each part of the file has a checksum, which PyTorch ignores."""
+    with zipfile.ZipFile(file) as archive:
+        if broken := archive.testzip():
+            raise ValueError(f"{broken} is not what was written")
+    state: dict[str, Any] = torch.load(file, map_location="cpu", weights_only=True)
+    if not isinstance(state, dict):
+        raise TypeError("it is no table")
+    if "rows" in state:
+        with np.load(file.parent / Path(state["rows"]).name, allow_pickle=False) as rows:
+            state["images"] = torch.from_numpy(rows["images"])
+            own = {f"hook.{name}": torch.from_numpy(rows[name]) for name in rows.files if name != "images"}
+            state["module"].update(own)
+    return state

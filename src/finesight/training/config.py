@@ -10,7 +10,7 @@ from typing import Any, Literal, Self, TypeVar
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
-from finesight.data.geometry import Framing
+from finesight.data.geometry import MAX_SIDE, Framing
 from finesight.data.named_path import absolute_named_path
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
@@ -26,6 +26,7 @@ from finesight.training.hooks import HOOKS
 from finesight.training.renamed import current_settings
 
 M = TypeVar("M", bound=BaseModel)
+LARGEST_FILE, LARGEST_TABLE = 2**17, 10_000  # bytes and values of a configuration: real ones have some hundred
 
 
 class _Model(BaseModel):
@@ -97,7 +98,7 @@ class TrainConfig(_Model):
     saliency: SaliencyConfig = SaliencyConfig()
     test_pooling: PoolingName | None = None  # None: the method's own, or that of the rationale's variant
     earlier_weight: float = Field(EARLIER_WEIGHT, ge=0)  # of the earlier map, where test_pooling has two maps
-    test_resolution: int | None = Field(None, ge=16)  # pixels the encoder is used at; None: those it is trained at
+    test_resolution: int | None = Field(None, ge=16, le=MAX_SIDE)  # the encoder is used at; None: as trained
     initial_weight_ratio: float = Field(0.0, ge=0, le=1)  # share of the initial weights in the encoder that is saved
     optim: OptimConfig = OptimConfig()
     validation: ValidationConfig = ValidationConfig()
@@ -304,15 +305,37 @@ def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
 def read_yaml(file: Path) -> dict[str, Any]:
     """Return a configuration file as a nested table.
 
-    Raises FineSightError if it cannot be read or is not a table.
+    Raises FineSightError if it cannot be read or is not a table, or is larger than any: one that names the same part
+    again and again would take all memory.
     """
     try:
-        values = yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, yaml.YAMLError, UnicodeDecodeError) as error:
+        with file.open("rb") as stream:
+            text = stream.read(LARGEST_FILE + 1).decode("utf-8")
+        if len(text) > LARGEST_FILE:
+            raise FineSightError(f"{file} is no configuration: it has more than {LARGEST_FILE:,} bytes.")
+        if count_nodes(yaml.compose(text, yaml.SafeLoader), LARGEST_TABLE) > LARGEST_TABLE:
+            raise FineSightError(f"{file} is no configuration: it has more than {LARGEST_TABLE:,} settings.")
+        values = yaml.safe_load(text)
+    except RecursionError as error:
+        raise FineSightError(f"{file} is no configuration: its tables are nested too deeply.") from error
+    except (OSError, yaml.YAMLError, ValueError) as error:
         raise FineSightError(f"{file} cannot be read as a configuration: {error}") from error
     if not isinstance(values, dict):
         raise FineSightError(f"{file} is not a configuration: it must be a table of settings.")
     return values
+
+
+def count_nodes(root: yaml.Node | None, most: int) -> int:
+    """Return how many values a YAML document stands for, aliases written out; counting stops after ``most``."""
+    count, waiting = 0, [] if root is None else [root]
+    while waiting and count <= most:
+        node = waiting.pop()
+        count += 1
+        if isinstance(node, yaml.MappingNode):
+            waiting += [part for pair in node.value for part in pair]
+        elif isinstance(node, yaml.SequenceNode):
+            waiting += node.value
+    return count
 
 
 def commented_yaml(config: BaseModel, comments: Mapping[str, str]) -> str:

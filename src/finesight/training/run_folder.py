@@ -10,6 +10,7 @@ from typing import Any
 
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
+from finesight.io.atomic import remove_scratch
 from finesight.io.lock import Busy, acquire
 from finesight.training.config import TrainConfig, build_config, dotted, flat, read_yaml, write_yaml
 from finesight.training.renamed import current_settings
@@ -82,6 +83,9 @@ class RunFolder:
 
         Raises FineSightError if it holds a run with another configuration and ``restart`` is off.
         """
+        remove_scratch(self.root, CONTENTS)
+        for left in self.checkpoints.glob(".*"):  # by killed processes, also of earlier versions
+            left.unlink(missing_ok=True)
         if self.has_begun and not restart:
             self._require_same(config)
             return

@@ -22,7 +22,7 @@ from finesight.data.cache import DecodedCache
 from finesight.errors import FineSightError, Interrupted
 from finesight.evaluation.retrieval import retrieval
 from finesight.features.extract import extract
-from finesight.io.atomic import write_atomic
+from finesight.io.atomic import WriteError, write_atomic
 from finesight.io.console import console, format_count
 from finesight.io.signals import stoppable
 from finesight.methods.base import find_method
@@ -31,7 +31,14 @@ from finesight.nn.poolings import find_pooling
 from finesight.rationale.loss import RATIONALE_METRICS
 from finesight.training.batches import Batches
 from finesight.training.callbacks import Checkpointer, Journal, Progress, StepHooks
-from finesight.training.checkpoints import checkpoints, load_checkpoint
+from finesight.training.checkpoints import (
+    DoesNotFit,
+    checkpoints,
+    must_fit,
+    none_usable,
+    readable_checkpoints,
+    step_of,
+)
 from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.half_precision import require_half_precision, uses_half_precision
 from finesight.training.health import HEALTH_METRICS
@@ -116,42 +123,9 @@ def _fit(
         raise FineSightError(
             f"--batch-size {config.batch_size} cannot be shared by {processes} devices: use a multiple of it."
         )
-    loaded = load_checkpoint(run.checkpoints)
-    per_epoch = len(images) // config.batch_size
-    if loaded is not None:
-        per_epoch = steps_per_epoch(run, per_epoch) if known is None else known.steps_per_epoch
-    sized, classes = config, len(cache.source.classes)
-    if loaded is not None:
-        sized, learned = restored_config(config, loaded[1]["module"])
-        if learned and learned != classes:
-            raise FineSightError(
-                f"{run.root} learns {format_count(learned, 'class', 'classes')} and {cache.source.root} has {classes}. "
-                "This run is of an earlier version, which did not keep their names: give it the classes back, or begin "
-                "anew with --restart."
-            )
-    module = TrainingModule(sized, images=len(images), steps_per_epoch=per_epoch, classes=classes)
-    if runtime.compile and runtime.checkpoint_activations:
-        raise FineSightError("--compile decides itself what is kept: leave out --checkpoint-activations or --compile.")
-    for part in module.modules() if runtime.compile else ():
-        if isinstance(part, Backbone):
-            part.compile_features()
-    if runtime.checkpoint_activations:
-        module.checkpoint_activations()
-    refuse_a_single_cell(module)
-    module.objective.backbone.require_pooling(find_pooling(config.pooling))  # not only when all is trained
-    _refuse_too_short(module)
-    try:
-        trainer = _trainer(config, runtime)
-    except MisconfigurationException as error:
-        raise FineSightError(f"--accelerator {runtime.accelerator} --devices {runtime.devices}: {error}") from error
-    start, hashes = 0, path_hashes(cache.source)[images]
-    if loaded is not None:
-        state = loaded[1]
-        carry_rows(module.hook, state["module"], state.get("images"), hashes)
-        module.load_state_dict(state["module"])
-        module.optimizer.load_state_dict(state["optimizer"])
-        trainer.precision_plugin.load_state_dict(state["precision"])
-        start = int(module.steps)
+    hashes = path_hashes(cache.source)[images]
+    module, trainer, loaded = _begin_or_continue(config, runtime, run, cache, len(images), hashes, known)
+    per_epoch, start = module.steps_per_epoch, int(module.steps)
     main = trainer.is_global_zero
     batches = Batches(
         cache,
@@ -167,7 +141,7 @@ def _fit(
         steps_per_epoch=per_epoch,
     )
     rows = torch.from_numpy(hashes.view(np.int64)) if module.hook.per_image else None
-    known_rows = None if loaded is None else loaded[1].get("rows")
+    known_rows = None if loaded is None else loaded.get("rows")
     saver = Checkpointer(run, runtime.checkpoint_minutes, batches.total, rows, known_rows)
     callbacks: list[L.Callback] = [saver]
     module.hook.on_fit_start(cache, images, runtime.cache_dir, runtime.progress and main)
@@ -194,6 +168,8 @@ def _fit(
             trainer.fit(module, batches)
         if not module.is_finite():
             raise FineSightError("The weights are not numbers after the last step.")
+    except WriteError as error:
+        raise FineSightError(f"{error} {_what_is_kept(run)}") from error
     except FineSightError as error:
         newest = next(reversed(checkpoints(run.checkpoints)), "none was written yet")
         raise FineSightError(
@@ -209,6 +185,87 @@ def _fit(
     if main:
         progress.tell("saving", "saving the encoder")
         save_encoder(config, run, module)
+
+
+def _begin_or_continue(
+    config: TrainConfig,
+    runtime: RuntimeConfig,
+    run: RunFolder,
+    cache: DecodedCache,
+    images: int,
+    hashes: NDArray[np.uint64],
+    known: RunImages | None,
+) -> tuple[TrainingModule, L.Trainer, dict[str, Any] | None]:
+    """Return the module as of the newest checkpoint that fits, its trainer and that checkpoint; None for a new run."""
+    for file, state in readable_checkpoints(run.checkpoints):
+        try:
+            per_epoch = steps_per_epoch(run, images // config.batch_size) if known is None else known.steps_per_epoch
+            with must_fit(file):
+                sized, learned = restored_config(config, state["module"])
+            _require_classes(run, cache, learned)
+            module, trainer = _build(sized, runtime, cache, images, per_epoch)
+            with must_fit(file):
+                carry_rows(module.hook, state["module"], state.get("images"), hashes)
+                _load_state(module, trainer, state, file)
+            return module, trainer, state
+        except DoesNotFit as misfit:
+            console.print(f"{misfit}: the one before it is used.", markup=False)
+    if checkpoints(run.checkpoints):
+        raise none_usable(run.checkpoints)
+    return *_build(config, runtime, cache, images, images // config.batch_size), None
+
+
+def _require_classes(run: RunFolder, cache: DecodedCache, learned: int) -> None:
+    """Raise FineSightError if a run of an earlier version learns other classes than there are."""
+    classes = len(cache.source.classes)
+    if learned and learned != classes:
+        raise FineSightError(
+            f"{run.root} learns {format_count(learned, 'class', 'classes')} and {cache.source.root} has {classes}. "
+            "This run is of an earlier version, which did not keep their names: give it the classes back, or begin "
+            "anew with --restart."
+        )
+
+
+def _build(
+    config: TrainConfig, runtime: RuntimeConfig, cache: DecodedCache, images: int, per_epoch: int
+) -> tuple[TrainingModule, L.Trainer]:
+    module = TrainingModule(config, images=images, steps_per_epoch=per_epoch, classes=len(cache.source.classes))
+    if runtime.compile and runtime.checkpoint_activations:
+        raise FineSightError("--compile decides itself what is kept: leave out --checkpoint-activations or --compile.")
+    for part in module.modules() if runtime.compile else ():
+        if isinstance(part, Backbone):
+            part.compile_features()
+    if runtime.checkpoint_activations:
+        module.checkpoint_activations()
+    refuse_a_single_cell(module)
+    module.objective.backbone.require_pooling(find_pooling(config.pooling))  # not only when all is trained
+    _refuse_too_short(module)
+    try:
+        return module, _trainer(config, runtime)
+    except MisconfigurationException as error:
+        raise FineSightError(f"--accelerator {runtime.accelerator} --devices {runtime.devices}: {error}") from error
+
+
+def _load_state(module: TrainingModule, trainer: L.Trainer, state: dict[str, Any], file: Path) -> None:
+    """Load a checkpoint; raise ``ValueError``, or what PyTorch raises, if it is not one of this module."""
+    module.load_state_dict(state["module"])
+    module.optimizer.load_state_dict(state["optimizer"])
+    trainer.precision_plugin.load_state_dict(state["precision"])
+    if int(module.steps) != step_of(file):
+        raise ValueError(f"it is of step {int(module.steps)}")
+    if not module.is_finite():
+        raise ValueError("its weights are not numbers")
+    for parameter, kept in module.optimizer.state.items():
+        for name, value in kept.items():
+            if isinstance(value, torch.Tensor) and value.ndim and value.shape != parameter.shape:
+                raise ValueError(f"{name} of the optimizer has the shape {tuple(value.shape)}")
+
+
+def _what_is_kept(run: RunFolder) -> str:
+    """Return how a run goes on that stopped because a file could not be written."""
+    kept = checkpoints(run.checkpoints)
+    since = f"continues from {kept[-1].name}, the last good checkpoint" if kept else "begins again: none was saved yet"
+    return f"Training has stopped. Then the same command {since}."
 
 
 def _refuse_too_short(module: TrainingModule) -> None:
