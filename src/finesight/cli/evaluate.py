@@ -13,7 +13,7 @@ import typer
 from finesight.cli.options import CacheDir, Data, Exact, Json, LimitClasses, PoolingOption, Quiet, Workers
 from finesight.errors import FineSightError
 from finesight.evaluation.protocols import PROTOCOLS, Protocol
-from finesight.io.atomic import require_writable
+from finesight.io.atomic import WriteError, require_writable
 
 if TYPE_CHECKING:
     from finesight.evaluation.evaluate import Evaluation
@@ -106,7 +106,10 @@ def evaluate(
     if run is not None:
         from finesight.report.run_report import record_evaluation
 
-        record_evaluation(run, encoder, result)
+        try:
+            record_evaluation(run, encoder, result)
+        except WriteError as error:  # the scores are worth more than the report
+            console.print(f"{error} The scores are printed, and not kept with the run.", markup=False)
     if as_json:
         print(json.dumps(result.scores))
         return

@@ -200,19 +200,20 @@ class FaissIndex(Index):
         if not self._check_all and sum(one.nbytes for one in vectors.values()) > CHECKED_BYTES:
             return np.zeros(0, np.int64)
         rows = damaged_rows(list(vectors.values()), ids >= 0, *self._store.checksums())
+        if self._check_all:
+            rows = np.union1d(rows, self._store.damaged_rows())
         damaged = ids[rows]
         ids[rows] = -1
         if len(damaged):
             console.print(
-                f"The vectors of {format_count(len(damaged), 'image')} of {len(ids):,} in the index {self.folder} are "
-                "damaged and left out. `finesight index` with the same run and folder makes them anew.",
+                f"Damaged and left out: {format_count(len(damaged), 'image')} of {len(ids):,} in the index {self.folder}. "
+                "`finesight index` with the same run and folder embeds them again.",
                 markup=False,
             )
         return damaged
 
     def find_damaged(self, *, everything: bool = False) -> Ids:
         if everything and not self._check_all:
-            self._store.check()
             with self._refreshing:
                 self._check_all, self._snapshot = True, None
         return self.snapshot().damaged

@@ -10,6 +10,7 @@ import json
 import os
 import sqlite3
 import threading
+import zlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -42,8 +43,10 @@ CREATE TABLE IF NOT EXISTS dead (number INTEGER PRIMARY KEY, row INTEGER NOT NUL
 CREATE TABLE IF NOT EXISTS structures (space TEXT PRIMARY KEY, facts TEXT NOT NULL);
 INSERT OR IGNORE INTO state VALUES (0, 0, 0, 0);
 """
-SUMS = "CREATE TABLE IF NOT EXISTS sums (row INTEGER PRIMARY KEY, sum INTEGER NOT NULL)"  # earlier versions had none
-ITEM = "SELECT id, path, bytes, mtime_ns, width, height, mask, mask_width FROM items WHERE id = ?"
+# Checksums of the vectors of a row and of the item that owns it; earlier versions had none.
+SUMS = "CREATE TABLE IF NOT EXISTS sums (row INTEGER PRIMARY KEY, vectors INTEGER NOT NULL, item INTEGER NOT NULL)"
+FACTS = "id, path, bytes, mtime_ns, width, height, mask, mask_width"
+ITEM = f"SELECT {FACTS} FROM items WHERE id = ?"
 
 
 @dataclass(frozen=True)
@@ -137,16 +140,21 @@ class ItemStore:
     def checksums(self) -> tuple[Ids, Ids]:
         """Return the rows of the vectors that have a checksum, ascending, and the checksum of each."""
         with self._transaction():
-            rows = self._checksums()
-        pairs = np.array(rows, np.int64).reshape(-1, 2)
+            pairs = np.array([(row, vectors) for row, vectors, _ in self._checksums()], np.int64).reshape(-1, 2)
         return pairs[:, 0], pairs[:, 1]
 
-    def check(self) -> None:
-        """Read the whole catalog; raise ``FineSightError`` if it is damaged."""
+    def damaged_rows(self) -> Ids:
+        """Read the whole catalog and return the rows whose items are not what was written.
+
+        Raises ``FineSightError`` if it is damaged as a whole.
+        """
         with self._transaction():
             (words,) = self._db.execute("PRAGMA integrity_check(1)").fetchone()
             if words != "ok":
                 raise ValueError(words)
+            known = {row: item for row, _, item in self._checksums()}
+            owned = self._db.execute(f"SELECT row, {FACTS} FROM items")
+            return np.array([row for row, *facts in owned if known.get(row) not in (None, _sum(facts))], np.int64)
 
     def list_items(self) -> ItemList:
         with self._transaction():
@@ -178,7 +186,8 @@ class ItemStore:
             )
             self._db.execute(SUMS)
             self._db.executemany(
-                "INSERT OR REPLACE INTO sums VALUES (?, ?)", [(first + n, sum) for n, sum in enumerate(sums)]
+                "INSERT OR REPLACE INTO sums VALUES (?, ?, ?)",
+                [(first + n, vectors, _sum(row)) for n, (vectors, row) in enumerate(zip(sums, rows, strict=True))],
             )
             self._db.execute("UPDATE state SET rows = rows + ?", (len(items),))
 
@@ -194,12 +203,12 @@ class ItemStore:
             self._db.executemany(  # ascending: a row only ever moves to a row that is free already
                 "UPDATE items SET row = ? WHERE row = ?", [(new, old) for new, old in enumerate(kept.tolist())]
             )
-            sums = dict(self._checksums())
+            sums = {row: (vectors, item) for row, vectors, item in self._checksums()}
             self._db.execute(SUMS)
             self._db.execute("DELETE FROM sums")
             self._db.executemany(
-                "INSERT INTO sums VALUES (?, ?)",
-                [(new, sums[old]) for new, old in enumerate(kept.tolist()) if old in sums],
+                "INSERT INTO sums VALUES (?, ?, ?)",
+                [(new, *sums[old]) for new, old in enumerate(kept.tolist()) if old in sums],
             )
             self._db.execute("DELETE FROM dead")
             self._db.execute("DELETE FROM structures")
@@ -224,9 +233,9 @@ class ItemStore:
         if len(rows) and not (rows.min() >= 0 and rows.max() < state.rows):
             raise ValueError("an item owns a row that does not exist")
 
-    def _checksums(self) -> list[tuple[int, int]]:
+    def _checksums(self) -> list[tuple[int, int, int]]:
         known = self._db.execute("SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = 'sums'").fetchone()
-        return self._db.execute("SELECT row, sum FROM sums ORDER BY row").fetchall() if known else []
+        return self._db.execute("SELECT row, vectors, item FROM sums ORDER BY row").fetchall() if known else []
 
     def _structures(self) -> list[Structure]:
         rows = self._db.execute("SELECT facts FROM structures").fetchall()
@@ -279,6 +288,11 @@ def _to_row(item: IndexItem) -> tuple[object, ...]:
     mask = np.ascontiguousarray(item.mask, np.float32)
     facts = (item.id, os.fsencode(item.path), item.bytes, item.mtime_ns, item.width, item.height)
     return (*facts, mask.tobytes(), mask.shape[1])
+
+
+def _sum(facts: Sequence[object]) -> int:
+    """Return the checksum of an item, of the values of its columns."""
+    return zlib.crc32(repr(tuple(facts)).encode())
 
 
 def _to_item(row: tuple[Any, ...]) -> IndexItem:
