@@ -205,8 +205,9 @@ class FaissIndex(Index):
         damaged = ids[rows]
         ids[rows] = -1
         if len(damaged):
+            count = f"{format_count(len(damaged), 'image')} of {len(ids):,}"
             console.print(
-                f"Damaged and left out: {format_count(len(damaged), 'image')} of {len(ids):,} in the index {self.folder}. "
+                f"Damaged and left out: {count} in the index {self.folder}. "
                 "`finesight index` with the same run and folder embeds them again.",
                 markup=False,
             )
@@ -299,7 +300,11 @@ class FaissIndex(Index):
         if self._lock is not None:
             return
         self._lock = _lock_folder(self.folder)
-        state = self._store.state()
+        try:
+            state = self.snapshot().state  # raises if the index is damaged: then nothing must be cut off
+        except FineSightError:
+            self._release()
+            raise
         (self.folder / f"vectors-{state.generation}").mkdir(exist_ok=True)
         for space in self.meta.spaces:
             with open(self._rows_file(state.generation, space), "ab") as file:
