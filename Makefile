@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo check test lint bench clean
+.PHONY: demo check test lint bench chaos clean
 
 $(VENV)/.installed: pyproject.toml
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -33,6 +33,10 @@ test: lint
 bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,bench]"
 	$(BIN)/python benchmarks/run_all.py $(BENCH)
+
+# Kills, full disks, flipped bits, jumping clocks, little memory (docs/reliability.md). tests/faults has a form of two minutes.
+chaos: $(VENV)/.installed
+	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
 clean:
 	rm -rf demo runs $(VENV)

@@ -57,7 +57,7 @@ def test_training_stops_with_a_sentence_and_goes_on_when_there_is_room(
 
 
 def test_features_are_refused_before_the_work_or_kept_elsewhere(lcr: Path, birds: Path, tmp_path: Path) -> None:
-    with small_disk(tmp_path / "disk", 64) as disk:
+    with small_disk(tmp_path / "disk", 8) as disk:
         out = disk.folder / "features.npz"
         message = refused(
             command("embed", lcr, birds, "-o", out, "--quiet"), "features.npz cannot be written", "MB free"

@@ -28,8 +28,9 @@ def fingerprint(run: str | Path) -> str:
     folder = encoder_folder(run)
     try:
         content = json.loads((folder / CONFIG).read_text())
-        if isinstance(content, dict):
-            content.pop(CHECKSUM, None)  # encoders of earlier versions have none, and are the same encoders
+        if not isinstance(content, dict):
+            raise ValueError(f"{CONFIG} is no table of settings")
+        content.pop(CHECKSUM, None)  # encoders of earlier versions have none, and are the same encoders
         text = json.dumps(content, sort_keys=True, separators=(",", ":"))
         return _digest(folder / WEIGHTS, text.encode())
     except (OSError, ValueError, RecursionError) as error:
