@@ -24,7 +24,8 @@ class WriteError(FineSightError, OSError):
 
     def __init__(self, target: Path, error: OSError) -> None:
         OSError.__init__(self, error.errno, error.strerror or str(error), str(target))
-        reason = (error.strerror or str(error)).lower()
+        words = error.strerror or str(error)
+        reason = words[:1].lower() + words[1:]
         advice = "make room" if error.errno in NO_ROOM else "check its permissions, or choose another place"
         self.sentence = f"{target} cannot be written: {reason}; {advice}."
 
@@ -98,7 +99,7 @@ def require_writable(target: Path, size: float = 0) -> None:
         finally:
             scratch.unlink(missing_ok=True)
         if size > (free := shutil.disk_usage(target.absolute().parent).free):
-            words = f"it takes about {size / 1e6:,.1f} MB and the disk has {free / 1e6:,.1f} MB free"
+            words = f"it takes about {size / 1e6:,.2f} MB and the disk has {free / 1e6:,.2f} MB free"
             raise OSError(errno.ENOSPC, words)
 
 
