@@ -12,13 +12,13 @@ from PIL import Image
 
 from finesight.data.decode import (
     IMAGE_SUFFIXES,
-    MAX_PIXELS,
     UnreachableFile,
     read_image,
     read_image_and_size,
     read_mask,
     to_rgb,
 )
+from finesight.data.decode_limits import MAX_PIXELS
 from finesight.errors import SkipImage
 
 WIDTH, HEIGHT = 48, 32
@@ -369,5 +369,5 @@ def test_masks(tmp_path: Path) -> None:
     with pytest.raises(SkipImage, match="no such file"):
         read_mask(tmp_path / "gone.png")
     (tmp_path / "text.png").write_text("text")
-    with pytest.raises(SkipImage, match="cannot identify"):
+    with pytest.raises(SkipImage, match="not an image"):
         read_mask(tmp_path / "text.png")

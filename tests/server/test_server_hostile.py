@@ -10,12 +10,14 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import httpx
 import pytest
 from PIL import Image
 
+from bombs import png_bomb, scan_bomb
 from finesight.server.safe_files import ImageMissing, ImageOutside, open_inside
 from finesight.server.upload import FIELDS, shown_name
-from serving import Gallery, Web, copy_gallery, drawn, indexed, refused, web_for
+from serving import Gallery, Serving, Web, copy_gallery, drawn, form, indexed, refused, web_for
 
 SVG = b'<?xml version="1.0"?><svg xmlns="http://www.w3.org/2000/svg"><script>alert(1)</script></svg>'
 
@@ -330,3 +332,28 @@ def test_names_that_are_not_text(gallery: Gallery, tmp_path: Path) -> None:
         assert web.get(f"/api/items/{found['id']}/thumb").status_code == 200
         hits = web.search(drawn(seed=50))["hits"]
         assert hits[0]["id"] == found["id"]
+
+
+# --- pictures that are much work --------------------------------------------------------------------------------------
+
+
+def test_a_jpeg_of_many_scans(gallery: Gallery) -> None:
+    """It would keep the one thread of the network busy for two minutes."""
+    with web_for(gallery.index) as web:
+        refused(web.upload(scan_bomb(7000, 5000)), 422, "too much work")
+        still_well(web)
+
+
+@pytest.mark.slow
+def test_memory_comes_back(gallery: Gallery) -> None:
+    """Before, 7000 × 7000 RGBA took a gigabyte, and the server kept it."""
+    data = png_bomb(7000)
+    with (
+        Serving("serve", gallery.index, "--port", "0") as server,
+        httpx.Client(base_url=server.url, timeout=120) as web,
+    ):
+        assert web.post("/api/search", files=form(drawn())).status_code == 200
+        before = server.memory
+        for _ in range(2):
+            assert web.post("/api/search", files=form(data)).status_code == 200
+        assert server.memory < before + 150 * 2**20

@@ -145,6 +145,24 @@ def test_slow_and_silent_clients(gallery: Gallery) -> None:
         assert (web.service.network.size, web.service.uploads.used) == (0, 0)
 
 
+def test_bodies_that_do_not_come_take_no_place(gallery: Gallery) -> None:
+    """Sixty of them took every place of the queue for half a minute."""
+    with web_for(gallery.index, queue=2, arriving=8) as web, in_thread(web.service) as (url, _):
+        with contextlib.ExitStack() as open_ones:
+            slow = [open_ones.enter_context(connected(url)) for _ in range(60)]
+            for number, one in enumerate(slow):
+                one.sendall(HEAD + b"Content-Length: 100000\r\n\r\n" + PART)
+                if number == 7:
+                    time.sleep(1.2)  # a body that came no further makes room only after a second
+            deadline = time.monotonic() + 20
+            with httpx.Client(base_url=url, timeout=60) as client:
+                while client.post("/api/search", files=form(drawn())).status_code != 200:
+                    assert time.monotonic() < deadline, "the usual limit is 30 seconds"
+                    time.sleep(0.2)
+            assert web.service.network.size == 0
+        well(url)
+
+
 def test_clients_that_leave(gallery: Gallery) -> None:
     data = drawn()
     body = PART + data + b"\r\n--b--\r\n"

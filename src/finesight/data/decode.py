@@ -1,32 +1,47 @@
 """Decode an image file to an upright 8-bit RGB picture, or raise ``SkipImage`` with the reason why not.
 
 It reads what folders hold in practice: scans in 16 bits, palettes with transparency, CMYK from print, phone photos
-with an orientation tag, half downloads. No other exception is raised.
+with an orientation tag, half downloads. No other exception is raised. Files may be hostile: ``decode_limits`` says what
+they may cost.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import os
+import signal
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, UnidentifiedImageError
 
+from finesight.data.decode_limits import (
+    BUDGET,
+    FOLDER_LIMITS,
+    NOTICEABLE_BYTES,
+    DecodeLimits,
+    LimitedReads,
+    decode_cost,
+    too_large,
+)
 from finesight.errors import FineSightError, SkipImage
+from finesight.io.children import ChildEnded, run_module
+from finesight.io.memory import give_back_memory
 
 IMAGE_SUFFIXES = frozenset({".jpg", ".jpeg", ".jpe", ".png", ".webp", ".bmp", ".gif", ".tif", ".tiff"})
-MAX_PIXELS = 178_956_970  # twice Pillow's warning threshold: where Pillow itself refuses
+HEAVY_SIDE = 2048  # that a picture which is much work keeps of its short side, where nobody says how much is needed
 
 # Only these decoders are tried: the others Pillow has are not wanted, and one of them (EPS) starts a program.
 FORMATS = ("JPEG", "PNG", "WEBP", "BMP", "GIF", "TIFF")
-_TOO_LARGE = f"too large: more than {MAX_PIXELS:,} pixels (possible decompression bomb)"
 _ORIENTATION_TAG = 0x0112
-ROWS = 256  # of a 32-bit picture, converted at a time
+ROWS = 256  # of a large picture, converted at a time
+FEW_PIXELS = 2**22  # converted at once
 _UPRIGHT = {
     2: Image.Transpose.FLIP_LEFT_RIGHT,
     3: Image.Transpose.ROTATE_180,
@@ -46,26 +61,56 @@ class UnreachableFile(SkipImage):
 
 
 def read_image(file: str | Path | IO[bytes]) -> Image.Image:
-    """Return the first frame as upright RGB, or raise ``SkipImage``."""
+    """Return the first frame as upright RGB, or raise ``SkipImage``. One that is much work comes smaller."""
     return read_image_and_size(file)[0]
 
 
 def read_image_and_size(
-    file: str | Path | IO[bytes], at_least: int | None = None, trim: int = 0
+    file: str | Path | IO[bytes],
+    at_least: int | None = None,
+    trim: int = 0,
+    limits: DecodeLimits = FOLDER_LIMITS,
 ) -> tuple[Image.Image, tuple[int, int]]:
     """Return the first frame as upright RGB and the upright (width, height) of the file, or raise ``SkipImage``.
 
     With ``at_least`` a JPEG is decoded at 1/2, 1/4 or 1/8 as long as both sides keep so many pixels, which saves most
-    of the time; the picture is then smaller than the size that is returned. ``trim`` rows are cut off the bottom of
-    the upright picture, and off the height that is returned.
+    of the time; the picture is then smaller than the size that is returned. So is a picture of another format that is
+    much work: it is decoded in a process of its own, made smaller there, and ended when it takes too long. ``trim``
+    rows are cut off the bottom of the upright picture, and off the height that is returned.
     """
+    with _reasons(limits), _open(file) as stream:
+        image, shrunk = _open_image(stream, at_least, trim, limits)
+        with image:
+            cost = decode_cost(image, shrunk.size, stream, limits)
+            with BUDGET.hold(cost.bytes):
+                if not cost.light:
+                    return _decode_elsewhere(stream, at_least or HEAVY_SIDE, trim, limits)
+                decoded = _decode(image, shrunk, trim, 1)
+        if cost.bytes > NOTICEABLE_BYTES:
+            give_back_memory()
+        return decoded
+
+
+def decode_small(
+    stream: IO[bytes], at_least: int, trim: int, limits: DecodeLimits
+) -> tuple[Image.Image, tuple[int, int]]:
+    """Do what ``read_image_and_size`` does for a picture that is much work: with little memory, and in this process."""
+    with _reasons(limits):
+        image, shrunk = _open_image(stream, at_least, trim, limits)
+        with image:
+            short = min(shrunk.size) - trim
+            return _decode(image, shrunk, trim, 1 if shrunk.applies else max(short // at_least, 1))
+
+
+@contextmanager
+def _reasons(limits: DecodeLimits) -> Iterator[None]:
+    """Turn what Pillow and the system raise into ``SkipImage``."""
     try:
-        with _open(file) as stream:
-            return _decode(stream, at_least, trim)
+        yield
     except SkipImage:
         raise
     except Image.DecompressionBombError:
-        raise SkipImage(_TOO_LARGE) from None
+        raise too_large(limits.pixels) from None
     except MemoryError:
         raise UnreachableFile("not enough memory to decode it") from None
     except OSError as error:
@@ -80,18 +125,29 @@ def to_rgb(image: Image.Image) -> Image.Image:
     """Turn an opened picture into upright 8-bit RGB: transparency becomes white, 16-bit and float values are scaled."""
     try:
         image.load()
-        return _eight_bit_rgb(_upright(image)[0])
+        rgb, orientation = _eight_bit_rgb(image), _orientation(image)
+        return rgb.transpose(_UPRIGHT[orientation]) if orientation in _UPRIGHT else rgb
     except Exception as error:
         raise SkipImage(_damage(error)) from None
 
 
+@contextmanager
+def open_light(file: str | Path) -> Iterator[Image.Image]:
+    """Open a picture that is decoded in this process, as it is; raise ``SkipImage`` if that is much work."""
+    with _reasons(FOLDER_LIMITS), _open(file) as stream:
+        image, shrunk = _open_image(stream, None, 0, FOLDER_LIMITS)
+        with image:
+            cost = decode_cost(image, shrunk.size, stream, FOLDER_LIMITS)
+            if not cost.light:
+                raise SkipImage("too much work to decode (possible decompression bomb)")
+            with BUDGET.hold(cost.bytes):
+                yield image
+
+
 def read_mask(file: str | Path) -> NDArray[np.bool_]:
     """Read an object mask as (H, W): true where a pixel or palette index is not zero. Alpha is ignored."""
-    try:
-        with Image.open(file, formats=FORMATS) as image:
-            values = np.asarray(image)
-    except Exception as error:
-        raise SkipImage(os_reason(error) if isinstance(error, OSError) else _damage(error)) from None
+    with open_light(file) as image:
+        values = np.asarray(image)
     values = values.reshape(*values.shape[:2], -1)  # (H, W) or (H, W, bands) -> (H, W, bands)
     bands = values.shape[2]
     colors = values[:, :, : bands - (bands in (2, 4))]  # without the A of LA and RGBA
@@ -99,37 +155,80 @@ def read_mask(file: str | Path) -> NDArray[np.bool_]:
     return mask
 
 
-def _open(file: str | Path | IO[bytes]) -> AbstractContextManager[IO[bytes]]:
-    return open(file, "rb") if isinstance(file, (str, os.PathLike)) else nullcontext(file)
+@contextmanager
+def _open(file: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
+    """Yield a stream that can be read twice."""
+    if not isinstance(file, (str, os.PathLike)):
+        yield file if file.seekable() else io.BytesIO(file.read())
+        return
+    with open(file, "rb") as stream:
+        yield stream
 
 
-def _decode(stream: IO[bytes], at_least: int | None, trim: int) -> tuple[Image.Image, tuple[int, int]]:
+@dataclass(frozen=True)
+class _Shrunk:
+    """The size of a file, and how many times smaller it is decoded: of JPEGs alone."""
+
+    size: tuple[int, int]
+    times: int
+    applies: bool
+
+
+def _open_image(
+    stream: IO[bytes], at_least: int | None, trim: int, limits: DecodeLimits
+) -> tuple[Image.Image, _Shrunk]:
+    """Read the header and let a JPEG be decoded small."""
     try:
-        image = Image.open(stream, formats=FORMATS)
+        image = Image.open(cast(IO[bytes], LimitedReads(stream, limits.reads)), formats=FORMATS)
     except UnidentifiedImageError:
-        empty = stream.seekable() and stream.seek(0, io.SEEK_END) == 0
+        empty = stream.seek(0, io.SEEK_END) == 0
         raise SkipImage("empty file (0 bytes)" if empty else "not an image, or damaged") from None
-    with image:
-        width, height = image.size
-        if width * height > MAX_PIXELS:
-            raise SkipImage(_TOO_LARGE)
-        shrinks = image.format in ("JPEG", "MPO")
-        scale = 1 if at_least is None or not shrinks else _shrink(image, at_least + trim)
-        image.load()
-        upright, turned = _upright(image)
-        rgb = _eight_bit_rgb(upright)
-    if not shrinks:
-        width, height = rgb.size
-    elif turned:
-        width, height = height, width
+    size, is_jpeg = image.size, image.format in ("JPEG", "MPO")
+    if size[0] * size[1] > limits.pixels:
+        raise too_large(limits.pixels)
+    times = 1
+    if at_least is not None and is_jpeg:
+        drafted = image.draft(None, (at_least + trim, at_least + trim))
+        times = 1 if drafted is None else round(size[0] / drafted[1][2])  # the box it fills is not rounded to pixels
+    return image, _Shrunk(size, times, is_jpeg)
+
+
+def _decode(image: Image.Image, shrunk: _Shrunk, trim: int, factor: int) -> tuple[Image.Image, tuple[int, int]]:
+    """Return the upright RGB picture, ``factor`` times smaller than decoded, and the upright size of the file."""
+    image.load()
+    width, height = shrunk.size if shrunk.applies else image.size  # Pillow turns TIFFs while it loads them
+    orientation = _orientation(image)
+    rgb = _eight_bit_rgb(image, factor)
+    if orientation in _UPRIGHT:
+        rgb = rgb.transpose(_UPRIGHT[orientation])
+        if orientation >= 5:
+            width, height = height, width
+    scale = shrunk.times * factor
     return (_trim_rows(rgb, height, trim, scale) if trim else rgb), (width, height - trim)
 
 
-def _shrink(image: Image.Image, at_least: int) -> int:
-    """Let a JPEG be decoded small, and return how many times smaller."""
-    width = image.width
-    drafted = image.draft(None, (at_least, at_least))
-    return 1 if drafted is None else round(width / drafted[1][2])  # the box it fills is not rounded to pixels
+def _decode_elsewhere(
+    stream: IO[bytes], at_least: int, trim: int, limits: DecodeLimits
+) -> tuple[Image.Image, tuple[int, int]]:
+    """Return what ``decode_small`` returns in a process of its own."""
+    stream.seek(0)
+    is_file = isinstance(stream, io.BufferedReader)
+    settings = json.dumps([at_least, trim, asdict(limits)])
+    try:
+        child = run_module(
+            "finesight.data.decode_process", [settings], stream if is_file else stream.read(), limits.patience
+        )
+    except ChildEnded as error:  # the machine may have been busy
+        raise UnreachableFile(f"decoding it was ended: {error}") from None
+    if child.returncode == -signal.SIGXCPU:
+        raise SkipImage(f"decoding it takes longer than {limits.seconds:g} seconds (possible decompression bomb)")
+    head, _, pixels = child.stdout.partition(b"\n")
+    if child.returncode or not head:
+        raise SkipImage("decoding it failed: it takes too much memory, or is damaged")
+    answer = json.loads(head)
+    if "reason" in answer:
+        raise (UnreachableFile if answer["passes"] else SkipImage)(answer["reason"])
+    return Image.frombytes("RGB", answer["shown"], pixels), tuple(answer["size"])
 
 
 def _trim_rows(image: Image.Image, height: int, trim: int, scale: int) -> Image.Image:
@@ -139,26 +238,36 @@ def _trim_rows(image: Image.Image, height: int, trim: int, scale: int) -> Image.
     return image.crop((0, 0, image.width, (height - trim) // scale))
 
 
-def _upright(image: Image.Image) -> tuple[Image.Image, bool]:
-    """Apply the EXIF orientation, and return whether width and height change places. Broken EXIF is ignored.
-
-    The image must be loaded: Pillow turns TIFFs while it loads them and then removes their tag.
+def _orientation(image: Image.Image) -> int:
+    """Return the EXIF orientation of an image that is loaded: Pillow turns TIFFs while it loads them, and then removes
+    their tag. Broken EXIF is ignored.
     """
     try:
-        orientation = image.getexif().get(_ORIENTATION_TAG, 1)
+        return int(image.getexif().get(_ORIENTATION_TAG, 1))
     except Exception:
-        return image, False
-    if orientation not in _UPRIGHT:
-        return image, False
-    return image.transpose(_UPRIGHT[orientation]), orientation >= 5
+        return 1
 
 
-def _eight_bit_rgb(image: Image.Image) -> Image.Image:
+def _eight_bit_rgb(image: Image.Image, factor: int = 1) -> Image.Image:
+    """Return the picture in RGB, so many times smaller. A large one is converted some rows at a time."""
     if image.mode.startswith("I;16"):
         # The high byte, as Pillow itself does with 16-bit color.
-        return Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8)).convert("RGB")
-    if image.mode in ("I", "F"):
-        return Image.fromarray(_squeeze(np.asarray(image))).convert("RGB")
+        image = Image.fromarray((np.asarray(image).astype(np.uint16) >> 8).astype(np.uint8))
+    elif image.mode in ("I", "F"):
+        image = Image.fromarray(_squeeze(np.asarray(image)))
+    width, height = image.size
+    if factor == 1 and (image.mode == "RGB" or width * height <= FEW_PIXELS):
+        return _flatten(image)
+    rgb = Image.new("RGB", (-(-width // factor), -(-height // factor)))
+    step = max(ROWS // factor, 1) * factor
+    for top in range(0, height, step):
+        rows = _flatten(image.crop((0, top, width, min(top + step, height))))
+        rgb.paste(rows if factor == 1 else rows.reduce(factor), (0, top // factor))
+    return rgb
+
+
+def _flatten(image: Image.Image) -> Image.Image:
+    """Return the picture in RGB, on white where it is transparent."""
     if image.has_transparency_data:
         rgba = image.convert("RGBA")
         return Image.alpha_composite(Image.new("RGBA", rgba.size, "white"), rgba).convert("RGB")

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from finesight.data.decode import read_image_and_size, to_rgb
+from finesight.data.decode_limits import FOLDER_LIMITS, DecodeLimits
 from finesight.data.geometry import Framing, Geometry, as_framing
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.types import Box, View
@@ -25,15 +26,17 @@ WHOLE: Box = (0.0, 0.0, 1.0, 1.0)
 LEAST = 1e-6  # of a box's width and height
 
 
-def picture_view(picture: Picture, framing: int | Framing, region: Box | None = None) -> View:
+def picture_view(
+    picture: Picture, framing: int | Framing, region: Box | None = None, limits: DecodeLimits = FOLDER_LIMITS
+) -> View:
     """Return the center of a picture, resized and cropped as ``framing`` says; a number is the R of the usual one.
 
     With a ``region`` that the center does not hold, the crop moves, at the same scale, to where it holds as much of it
-    as it can. A picture that cannot be read raises ``SkipImage``.
+    as it can. A picture that cannot be read, or costs more than ``limits``, raises ``SkipImage``.
     """
     framing = as_framing(framing)
     resolution, scale = framing.resolution, framing.scale
-    image, (width, height) = _open(picture, scale.side)
+    image, (width, height) = _open(picture, scale.side, limits)
     geometry = Geometry.fit(width, height, scale)
     spans: tuple[Span, Span] = (None, None)
     if region is not None:
@@ -114,12 +117,12 @@ def parse_box(text: str) -> Box:
 Span = tuple[float, float] | None  # where a region begins and ends along one side
 
 
-def _open(picture: Picture, side: int) -> tuple[Image.Image, tuple[int, int]]:
+def _open(picture: Picture, side: int, limits: DecodeLimits) -> tuple[Image.Image, tuple[int, int]]:
     """Return the upright RGB image, perhaps decoded at a smaller scale, and the size of the picture itself."""
     if isinstance(picture, Image.Image):
         upright = to_rgb(picture)
         return upright, upright.size
-    return read_image_and_size(picture, at_least=2 * side)  # as for the cache
+    return read_image_and_size(picture, at_least=2 * side, limits=limits)  # as for the cache
 
 
 def _move(geometry: Geometry, across: Span, down: Span) -> Geometry:

@@ -1,8 +1,9 @@
-"""Freed memory that is kept for the next step instead of being given back to the system."""
+"""Freed memory: kept for the next step, or given back to the system."""
 
 from __future__ import annotations
 
 import ctypes
+from contextlib import suppress
 from functools import cache
 
 TRIM_THRESHOLD, MMAP_THRESHOLD = -1, -3  # of glibc's mallopt
@@ -21,3 +22,9 @@ def keep_freed_memory() -> bool:
     except (OSError, AttributeError, TypeError):
         return False
     return bool(mallopt(MMAP_THRESHOLD, LARGEST)) and bool(mallopt(TRIM_THRESHOLD, -1))
+
+
+def give_back_memory() -> None:
+    """Make glibc return what is free to the system, even if it keeps freed blocks otherwise."""
+    with suppress(OSError, AttributeError, TypeError):
+        ctypes.CDLL(None).malloc_trim(0)

@@ -13,6 +13,8 @@ from itertools import islice
 from threading import Barrier
 from typing import TypeVar
 
+from finesight.io.children import Children
+
 T = TypeVar("T")
 R = TypeVar("R")
 
@@ -28,7 +30,8 @@ def bounded_map(
     """Yield each item with its result, in order, while a bounded number of others is under way.
 
     At most ``ahead`` items for each worker are begun before their results are taken, so that memory does not grow with
-    the number of items. When the iterator is closed early, items that have not begun are dropped.
+    the number of items. When the iterator is closed early, items that have not begun are dropped, and child processes
+    of those that have are ended.
 
     Parameters
     ----------
@@ -40,7 +43,13 @@ def bounded_map(
     """
     workers = workers or available_cores()
     waiting = iter(items)
-    pool = ThreadPoolExecutor(workers, initializer=_give_way)
+    children = Children()
+
+    def begin() -> None:
+        children.adopt_thread()
+        _give_way()
+
+    pool = ThreadPoolExecutor(workers, initializer=begin)
     running: deque[tuple[T, Future[R]]] = deque()
 
     def start(count: int) -> None:
@@ -54,6 +63,7 @@ def bounded_map(
             start(1)
             yield item, result
     finally:
+        children.end()
         pool.shutdown(wait=True, cancel_futures=True)
 
 

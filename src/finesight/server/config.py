@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from finesight.data.decode_limits import DecodeLimits
 from finesight.errors import FineSightError
 
 
@@ -24,9 +25,12 @@ class ServerConfig:
     upload_bytes: int = 20 * 2**20
     upload_seconds: float = 30.0  # for the whole body of a request
     all_uploads_bytes: int = 160 * 2**20  # of all uploads that are being read or are waiting
+    arriving: int = 64  # uploads that are being received at a time
     header_seconds: float = 15.0  # to send the request line and the headers
     pixels: int = 50_000_000  # of an image that is decoded; the library's own limit is for folders one trusts
+    work: int = 500_000_000  # pixels times scans of a JPEG that is decoded
     reads: int = 200_000  # of a file while it is decoded: a file of many small pieces takes minutes
+    decode_seconds: float = 3.0  # of processor time for one image
     queue: int = 32  # images waiting for the network
     waiting: int = 256  # searches, thumbnails and lists waiting
     requests: int = 400  # of any kind at a time
@@ -34,6 +38,11 @@ class ServerConfig:
     remembered: int = 64  # uploaded images that are kept for later requests
     remembered_bytes: int = 128 * 2**20
     thumbnail_bytes: int = 512 * 2**20  # of all thumbnails on disk
+
+    @property
+    def decoding(self) -> DecodeLimits:
+        """What decoding one image may cost."""
+        return DecodeLimits(self.pixels, self.work, self.reads, self.decode_seconds)
 
     def __post_init__(self) -> None:
         if self.token and not (self.token.isascii() and self.token.isprintable() and " " not in self.token):

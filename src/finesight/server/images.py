@@ -17,6 +17,7 @@ from fastapi import HTTPException
 from PIL import Image
 
 from finesight.data.decode import FORMATS, UnreachableFile, read_image_and_size
+from finesight.data.decode_limits import DecodeLimits, LimitedReads
 from finesight.data.geometry import Framing
 from finesight.errors import SkipImage
 from finesight.features.preprocess import picture_view
@@ -30,24 +31,6 @@ HEADER_READS = 2_000  # of a file until its size is known; files of cameras need
 _TINT = np.array([255.0, 70.0, 0.0], np.float32)
 
 
-class _LimitedReads:
-    """A file that may be read a limited number of times.
-
-    Pillow takes headers apart piece by piece: a file of a million tiny pieces would keep a thread busy for a minute, or
-    for an hour where each piece is joined to those before.
-    """
-
-    def __init__(self, stream: IO[bytes], reads: int) -> None:
-        self._stream, self._left = stream, reads
-        self.seek, self.tell = stream.seek, stream.tell
-
-    def read(self, size: int = -1) -> bytes:
-        self._left -= 1
-        if self._left < 0:
-            raise SkipImage("it is made of too many pieces")
-        return self._stream.read(size)
-
-
 def check_image(stream: IO[bytes], pixels: int) -> None:
     """Raise 413 or 415 unless ``stream`` begins as an image of at most that many pixels. Nothing is decoded."""
     too_large = HTTPException(413, f"The picture has more than {pixels / 1e6:g} million pixels.")
@@ -55,7 +38,7 @@ def check_image(stream: IO[bytes], pixels: int) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-            with Image.open(cast(IO[bytes], _LimitedReads(stream, HEADER_READS)), formats=FORMATS) as image:
+            with Image.open(cast(IO[bytes], LimitedReads(stream, HEADER_READS)), formats=FORMATS) as image:
                 width, height = image.size
     except Image.DecompressionBombError:
         raise too_large from None
@@ -68,11 +51,11 @@ def check_image(stream: IO[bytes], pixels: int) -> None:
 
 
 @contextmanager
-def _decoding(stream: IO[bytes], config: ServerConfig) -> Iterator[IO[bytes]]:
-    """Yield ``stream`` to a decoder. Raise 413, 415, 422 or 503 when it cannot be used."""
+def _decoding(stream: IO[bytes], config: ServerConfig) -> Iterator[DecodeLimits]:
+    """Check ``stream`` and yield the limits to decode it in. Raise 413, 415, 422 or 503 when it cannot be used."""
     check_image(stream, config.pixels)
     try:
-        yield cast(IO[bytes], _LimitedReads(stream, config.reads))
+        yield config.decoding
     except UnreachableFile as error:
         raise HTTPException(503, f"The picture cannot be read now: {error}.", headers={"Retry-After": "5"}) from None
     except SkipImage as error:
@@ -81,14 +64,14 @@ def _decoding(stream: IO[bytes], config: ServerConfig) -> Iterator[IO[bytes]]:
 
 def read_view(stream: IO[bytes], framing: Framing, config: ServerConfig, region: Box | None = None) -> View:
     """Return the view of an image, read in the same way as the images of the index."""
-    with _decoding(stream, config) as limited:
-        return picture_view(limited, framing, region)
+    with _decoding(stream, config) as limits:
+        return picture_view(stream, framing, region, limits)
 
 
 def _read_small(stream: IO[bytes], side: int, config: ServerConfig) -> Image.Image:
     """Return the upright image, its longest side at most ``side``."""
-    with _decoding(stream, config) as limited:
-        image, _ = read_image_and_size(limited, side)
+    with _decoding(stream, config) as limits:
+        image, _ = read_image_and_size(stream, side, limits=limits)
     longest = max(image.size)
     if longest <= side:
         return image

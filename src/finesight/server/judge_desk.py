@@ -18,7 +18,7 @@ from finesight.server.config import ServerConfig
 from finesight.server.images import draw_jpeg
 from finesight.server.judge_schemas import JudgeNames, JudgeQuestion, JudgeState
 from finesight.server.safe_files import open_inside
-from finesight.server.work_queue import WorkQueue
+from finesight.server.work_queue import WorkQueue, close_queues
 
 PICTURE_SIDE = 900  # of the longest side
 log = logging.getLogger("finesight.server")
@@ -123,7 +123,8 @@ class JudgeRoom:
         self.find, self.config = find, config
         self.asking = WorkQueue("judging", 1, config.waiting)
         self.drawing = WorkQueue("pictures", 2, config.waiting)
+        self.queues = (self.asking, self.drawing)
 
     def close(self) -> None:
-        for queue in (self.asking, self.drawing):
-            queue.close()
+        """Stop all work."""
+        close_queues(*self.queues)

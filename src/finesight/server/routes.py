@@ -35,10 +35,11 @@ STATUS_WORDS = {
     413: "Too large, in bytes or in pixels.",
     415: "Not a picture, or not sent as multipart/form-data.",
     422: "A value that is not allowed, or a damaged picture.",
+    429: "Too many wrong tokens.",
     500: "A fault of the server, which its log explains.",
     503: "Busy: come again after the seconds that Retry-After says.",
 }
-ANY_ROUTE = (400, 401, 403, 422, 500, 503)
+ANY_ROUTE = (400, 401, 403, 422, 429, 500, 503)
 READS_FILE = (404, 413, 415)  # of routes that read an image again
 
 
@@ -106,10 +107,11 @@ async def continue_training(request: Request, service: Service) -> Response:
 )
 async def search_upload(request: Request, service: Service) -> Response:
     """The answer's `query.id` stands for the picture from then on, for a while."""
-    with service.network.reserve(), service.uploads.account() as take:
-        upload = await read_upload(request, service.config, take)
+    service.network.check()
+    with service.uploads.account() as take:
+        upload = await read_upload(request, service.config, service.arrivals, take)
         options = search_options(upload.fields)
-        return answer(await service.network.run_reserved(request, lambda: service.search_upload(upload, options)))
+        return answer(await service.network.run(request, lambda: service.search_upload(upload, options)))
 
 
 @router.get(

@@ -152,10 +152,10 @@ def run_server(
     except KeyboardInterrupt:
         pass  # the ordinary end; any other signal ends the process in its usual way
     finally:
-        if not service.close(JOB_SECONDS):
-            sys.stdout.flush()
-            os._exit(0)  # an index may be left at any point; waiting for a thread that builds one may take minutes
+        ended = service.close(JOB_SECONDS)
     console.print("Stopped.")
+    if not ended:
+        _leave_at_once()
 
 
 def run_judge_server(room: JudgeRoom) -> None:
@@ -169,6 +169,12 @@ def run_judge_server(room: JudgeRoom) -> None:
         pass  # the ordinary end
     finally:
         room.close()
+
+
+def _leave_at_once() -> None:
+    """End the process. Its threads may take minutes; an index may be left at any point."""
+    sys.stdout.flush()
+    os._exit(0)
 
 
 def update_job(

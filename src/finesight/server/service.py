@@ -28,7 +28,7 @@ from finesight.server.judged_sets import JudgedSets
 from finesight.server.parameters import ClusterOptions, ClusterPage, ItemsPage, SearchOptions, request_box
 from finesight.server.upkeep import Upkeep
 from finesight.server.upload import UploadForm
-from finesight.server.work_queue import ByteBudget, WorkQueue
+from finesight.server.work_queue import Arrivals, ByteBudget, WorkQueue, close_queues, wait_for_queues
 from finesight.version import __version__
 
 
@@ -67,7 +67,7 @@ class SearchService:
         self.reading = WorkQueue("the index", 2, self.config.waiting)
         self.drawing = WorkQueue("pictures", 2, self.config.waiting)
         self.clustering = WorkQueue("clusters", 1, 8)
-        self.uploads = ByteBudget(self.config.all_uploads_bytes)
+        self.uploads, self.arrivals = ByteBudget(self.config.all_uploads_bytes), Arrivals(self.config.arriving)
         self.judging = JudgeRoom(JudgedSets(self.features, self.upkeep, self.config).find, self.config)
 
     @property
@@ -75,11 +75,11 @@ class SearchService:
         return self.features.get().embedder
 
     def close(self, seconds: float) -> bool:
-        """Stop all work and return whether the background job ended within that time."""
-        for queue in (self.network, self.reading, self.drawing, self.clustering):
-            queue.close()
-        self.judging.close()
+        """Stop all work and return whether what was under way ended within that time."""
+        queues = (self.network, self.reading, self.drawing, self.clustering, *self.judging.queues)
+        close_queues(*queues)
         ended = self.job is None or self.job.stop(seconds)
+        ended = wait_for_queues(*queues) and ended
         if ended:
             self.features.close()
         return ended

@@ -16,7 +16,7 @@ from starlette.formparsers import MultiPartException, MultiPartParser
 from starlette.requests import ClientDisconnect, Request
 
 from finesight.server.config import ServerConfig
-from finesight.server.work_queue import CLIENT_LEFT
+from finesight.server.work_queue import CLIENT_LEFT, Arrival, Arrivals
 
 FIELDS = 11  # beside the file
 FIELD_BYTES = 1024
@@ -44,8 +44,10 @@ class _FormParser(MultiPartParser):
         self.complete = True
 
 
-async def read_upload(request: Request, config: ServerConfig, take: Callable[[int], None]) -> UploadForm:
-    """Return the form of ``request``, or raise an HTTPException: 400, 408, 413, 415.
+async def read_upload(
+    request: Request, config: ServerConfig, arrivals: Arrivals, take: Callable[[int], None]
+) -> UploadForm:
+    """Return the form of ``request``, or raise an HTTPException: 400, 408, 413, 415, 503.
 
     ``take`` is called with the length of every piece before it is kept.
     """
@@ -61,11 +63,10 @@ async def read_upload(request: Request, config: ServerConfig, take: Callable[[in
         await _linger(request, config.upload_bytes)
         raise _too_large(config)
 
-    async def counted() -> AsyncGenerator[bytes, None]:
-        received = 0
+    async def counted(arrival: Arrival) -> AsyncGenerator[bytes, None]:
         async for chunk in request.stream():
-            received += len(chunk)
-            if received > limit:
+            arrival.received += len(chunk)
+            if arrival.received > limit:
                 await _linger(request, config.upload_bytes)
                 raise _too_large(config)
             take(len(chunk))
@@ -74,13 +75,16 @@ async def read_upload(request: Request, config: ServerConfig, take: Callable[[in
 
     # Without the charset that the client names: some of Python's codecs fail in ways that Starlette does not expect.
     headers = Headers({"content-type": f'multipart/form-data; boundary="{boundary}"'})
-    parser = _FormParser(headers, counted(), max_files=1, max_fields=FIELDS, max_part_size=FIELD_BYTES)
-    parser.spool_max_size = 2 * limit  # in memory: what people search with is not written to disk
     try:
-        async with asyncio.timeout(config.upload_seconds):
+        async with arrivals.receive(config.upload_seconds) as arrival:
+            parser = _FormParser(headers, counted(arrival), max_files=1, max_fields=FIELDS, max_part_size=FIELD_BYTES)
+            parser.spool_max_size = 2 * limit  # in memory: what people search with is not written to disk
             form = await parser.parse()
     except TimeoutError:
-        raise HTTPException(408, f"The upload took longer than {config.upload_seconds:.0f} seconds.") from None
+        words = (
+            f"The upload took longer than {config.upload_seconds:.0f} seconds, or was slow while many others waited."
+        )
+        raise HTTPException(408, words) from None
     except MultiPartException as error:
         raise HTTPException(400, f"The form cannot be read: {error.message}") from None
     except ClientDisconnect:

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from finesight.data.decode import FORMATS, IMAGE_SUFFIXES, explain_os_errors, os_reason, read_mask, to_rgb
+from finesight.data.decode import IMAGE_SUFFIXES, explain_os_errors, open_light, os_reason, read_mask, to_rgb
 from finesight.data.sources import SUFFIX_TEXT, ImageSource
 from finesight.errors import FineSightError, SkipImage
 from finesight.io.atomic import atomic_path
@@ -164,7 +164,7 @@ def read_binary(file: Path) -> Image.Image:
 def read_alpha(file: Path) -> Image.Image:
     """Return gray values as alpha; palette indices and files of only 0 and 1 are labels, 0 is the background."""
     with _usable(file):
-        with Image.open(file, formats=FORMATS) as opened:
+        with open_light(file) as opened:
             opened.load()
             opened.info.pop("transparency", None)
             image = opened.convert(_WITHOUT_ALPHA.get(opened.mode, opened.mode))
