@@ -11,6 +11,7 @@ from finesight.errors import FineSightError
 from finesight.server.config import ServerConfig, is_loopback
 from finesight.server.guard import host_name
 from finesight.server.run_server import bind, browser_address
+from finesight.server.sign_in import WrongTokens
 from serving import BASE, Gallery, Web, drawn, refused, web_for
 
 TOKEN = "a-word-nobody-guesses"
@@ -128,6 +129,72 @@ def test_the_page_is_opened_with_the_word(guarded: Web) -> None:
     refused(guarded.get("/", headers={"host": "evil.example"}), 400)
     other = guarded.get(f"//evil.example/?token={TOKEN}")
     assert not other.headers.get("location", "/x").startswith("//")
+
+
+def test_guessing_is_slow(guarded: Web) -> None:
+    """A thousand a second could be tried before."""
+    right = {"authorization": f"Bearer {TOKEN}"}
+    statuses = [guarded.get("/api/health", headers={"authorization": f"Bearer {n}"}).status_code for n in range(40)]
+    assert statuses[:10] == [401] * 10
+    assert set(statuses[11:]) == {429}
+    answer = guarded.get("/api/health", headers=right)  # else guessing would go on
+    refused(answer, 429, "Too many wrong tokens")
+    assert 1 <= int(answer.headers["retry-after"]) <= 60
+    refused(guarded.get("/api/health"), 401, "needed")  # which is no guess
+
+
+def test_a_client_that_knows_the_word_is_not_slowed(guarded: Web) -> None:
+    for _ in range(3):
+        for _ in range(8):
+            guarded.get("/api/health", headers={"authorization": "Bearer wrong"})
+        assert guarded.get("/api/health", headers={"authorization": f"Bearer {TOKEN}"}).status_code == 200
+    guarded.get(f"/?token={TOKEN}")
+    for _ in range(40):
+        guarded.get("/api/health", headers={"authorization": "Bearer wrong"})
+    assert guarded.get("/api/health").status_code == 200  # by its cookie, whatever others at its address do
+
+
+def test_wrong_words_are_counted_by_client() -> None:
+    wrong = WrongTokens()
+    for _ in range(30):
+        wrong.add("10.0.0.1")
+        wrong.add("2001:db8::1")
+    assert wrong.wait("10.0.0.1") == 60
+    assert wrong.wait("10.0.0.2") == 0
+    assert wrong.wait("2001:db8::ffff") == 60  # the same network
+    assert wrong.wait("2001:db8:1::1") == 0
+    wrong.forget("10.0.0.1")
+    assert wrong.wait("10.0.0.1") == 0
+
+
+def test_a_browser_gets_a_form(guarded: Web) -> None:
+    browser = {"accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+    answer = guarded.get('/judge?a="><script>&token=', headers=browser)
+    assert answer.status_code == 401
+    assert answer.headers["content-type"].startswith("text/html")
+    assert "<script" not in answer.text
+    assert 'action="/judge"' in answer.text
+    assert 'name="a" value="&quot;&gt;&lt;script&gt;"' in answer.text
+    assert "That is not the token" in guarded.get("/?token=wrong", headers=browser).text
+    entered = guarded.get(f"/judge?a=1&token={TOKEN}", headers=browser)
+    assert (entered.status_code, entered.headers["location"]) == (303, "/judge?a=1")
+    assert guarded.get("/judge", headers=browser).status_code == 200
+    guarded.cookies.clear()
+    refused(guarded.get("/api/health", headers=browser), 401)
+    refused(guarded.get("/"), 401, "token")
+
+
+def test_wrong_values_are_told_in_words(web: Web) -> None:
+    for path, params in (
+        ("search", {"query": "x"}),
+        ("search", {"query": "1", "box": "a"}),
+        ("items/x", {}),
+        ("items/x/thumb", {}),
+        ("explain", {"query": "1", "hit": "*"}),
+    ):
+        answer = web.get(f"/api/{path}", params=params)
+        sentence = refused(answer, 422)
+        assert not set("^$[]{}\\") & set(sentence), sentence
 
 
 # --- small parts ------------------------------------------------------------------------------------------------------

@@ -7,18 +7,19 @@ by its Host header, a form that another site sends by its Origin header.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import logging
+import secrets
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode
 
 from starlette.datastructures import MutableHeaders
 from starlette.requests import Request
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from finesight.server.config import ServerConfig, is_address, is_loopback
+from finesight.server.sign_in import WrongTokens, sign_in_page
 
 log = logging.getLogger("finesight.server")
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -36,6 +37,11 @@ SAFETY_HEADERS = {
     "X-Frame-Options": "DENY",
     "Cache-Control": "no-store",
 }
+
+
+TOKEN_NEEDED = "A token is needed: send 'Authorization: Bearer TOKEN', or open the page as /?token=TOKEN."
+SIGN_IN = "This page needs a token."
+NOT_THE_TOKEN = "That is not the token."
 
 
 def error_response(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -63,9 +69,9 @@ class Guard:
         self._app, self._token, self._limit, self._running = app, config.token or "", config.requests, 0
         self._hosts = LOCAL_HOSTS | {name.strip("[]").lower() for name in (config.host, *config.allow_hosts)}
         self._any_address = not is_loopback(config.host)  # DNS cannot make an address point elsewhere
-        # The cookie is derived from the token but does not reveal it. Servers on other ports have other names.
-        digest = hmac.new(self._token.encode(), b"finesight page", hashlib.sha256).hexdigest()
-        self._cookie_name, self._cookie_value = f"finesight-{digest[:8]}", digest[8:]
+        # Drawn at random, so that nobody can try out tokens by cookies. Servers on other ports have other names.
+        self._cookie_name, self._cookie_value = f"finesight-{secrets.token_hex(4)}", secrets.token_urlsafe(32)
+        self._wrong = WrongTokens()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or pass it on."""
@@ -87,7 +93,7 @@ class Guard:
             await send(message)
 
         request = Request(scope)
-        refusal = self._check_origin(request) or self._check_token(request)
+        refusal: Response | None = self._check_origin(request) or self._check_token(request)
         if refusal is None and self._running >= self._limit:
             detail = "The server is busy: too many requests at a time. Try again in a moment."
             refusal = error_response(503, detail, {"Retry-After": "1"})
@@ -129,21 +135,50 @@ class Guard:
             foreign = foreign or not same
         return error_response(403, "Requests from other sites are refused.") if foreign else None
 
-    def _check_token(self, request: Request) -> JSONResponse | None:
-        """Return 401 without the token; send a page opened with ?token= on to the same address without it."""
-        if not self._token:
+    def _check_token(self, request: Request) -> Response | None:
+        """Return 401 without the token, 429 after many wrong ones; a browser gets a form that asks for it.
+
+        A page that is opened with ?token= is sent on to the same address without it.
+        """
+        if not self._token or _equal(request.cookies.get(self._cookie_name, ""), self._cookie_value):
             return None
-        kind, _, given = request.headers.get("authorization", "").partition(" ")
-        if kind.lower() == "bearer" and _equal(given.strip(), self._token):
-            return None
-        if _equal(request.cookies.get(self._cookie_name, ""), self._cookie_value):
-            return None
-        path, query = request.scope["path"], request.query_params.multi_items()
+        path, query = (
+            "/" + request.scope["path"].lstrip("/\\"),
+            request.query_params.multi_items(),
+        )  # never another host
+        rest = [pair for pair in query if pair[0] != "token"]
         is_page = request.method == "GET" and not path.startswith("/api")
-        if is_page and any(key == "token" and _equal(value, self._token) for key, value in query):
-            rest = urlencode([pair for pair in query if pair[0] != "token"])
-            location = quote("/" + path.lstrip("/\\")) + (f"?{rest}" if rest else "")  # never another host
-            cookie = f"{self._cookie_name}={self._cookie_value}; Path=/; HttpOnly; SameSite=Strict"
-            return error_response(303, "Come in.", {"Location": location, "Set-Cookie": cookie})
-        detail = "A token is needed: send 'Authorization: Bearer TOKEN', or open the page as /?token=TOKEN."
-        return error_response(401, detail, {"WWW-Authenticate": "Bearer"})
+        kind, _, bearer = request.headers.get("authorization", "").partition(" ")
+        given = [bearer.strip()] if kind.lower() == "bearer" else []
+        given += [value for key, value in query if key == "token" and is_page]
+        given = [token for token in given if token]
+        client = request.client.host if request.client else ""
+        if given and (seconds := self._wrong.wait(client)):
+            words = f"Too many wrong tokens: try again in {seconds} seconds."
+            return self._refuse(request, 429, words, path, rest, {"Retry-After": str(seconds)})
+        if not any([_equal(token, self._token) for token in given]):
+            if given:
+                self._wrong.add(client)
+            words = NOT_THE_TOKEN if given else TOKEN_NEEDED
+            return self._refuse(request, 401, words, path, rest, {"WWW-Authenticate": "Bearer"})
+        self._wrong.forget(client)
+        if bearer and _equal(bearer.strip(), self._token):
+            return None
+        location = quote(path) + (f"?{urlencode(rest)}" if rest else "")
+        cookie = f"{self._cookie_name}={self._cookie_value}; Path=/; HttpOnly; SameSite=Strict"
+        return error_response(303, "Come in.", {"Location": location, "Set-Cookie": cookie})
+
+    def _refuse(
+        self,
+        request: Request,
+        status: int,
+        words: str,
+        path: str,
+        query: list[tuple[str, str]],
+        headers: dict[str, str],
+    ) -> Response:
+        is_browser = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        if is_browser and not path.startswith("/api"):
+            shown = SIGN_IN if words == TOKEN_NEEDED else words
+            return sign_in_page(status, shown, quote(path), query, headers)
+        return error_response(status, words if words != NOT_THE_TOKEN else f"{words} {TOKEN_NEEDED}", headers)

@@ -16,6 +16,11 @@ from finesight.server.schemas import ITEM_ID_PATTERN, FeaturesName
 
 ANY_ID_PATTERN = "^([0-9]{1,16}|q[0-9a-f]{16})$"
 BOX_PATTERN = r"^[0-9.eE+-]+(,[0-9.eE+-]+){3}$"
+PATTERN_WORDS = {
+    ITEM_ID_PATTERN: "An id is a number of up to 16 digits",
+    ANY_ID_PATTERN: "An id is a number of up to 16 digits, or that of an upload, which begins with q",
+    BOX_PATTERN: "A box is four numbers, x,y,width,height, for example 0.25,0.1,0.5,0.4",
+}
 ITEM_OR_UPLOAD = "An item id, or the q… id of a picture that was uploaded."
 
 # An empty text counts as none. Numbers and boxes must not be empty, because no schema could say so.
@@ -106,10 +111,13 @@ def search_options(fields: Mapping[str, str]) -> SearchOptions:
 
 
 def describe_error(errors: Any) -> str:
-    """Return the first of pydantic's errors as a sentence."""
+    """Return the first of pydantic's errors as a sentence; patterns are put into words."""
     first = errors[0]
     name = str(first["loc"][-1]) if first["loc"] else "request"
-    return f"{name}: {first['msg'].rstrip('.')}."
+    words = first["msg"]
+    if "pattern" in first.get("ctx", {}):
+        words = PATTERN_WORDS.get(first["ctx"]["pattern"], "This is not of the form that is expected here")
+    return f"{name}: {words.rstrip('.')}."
 
 
 def request_box(text: str | None) -> Box | None:

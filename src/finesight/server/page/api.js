@@ -2,7 +2,7 @@
 
 const TRIES = 4;
 const WORDS = {
-  401: "A token is needed: open the address that the server printed when it started.",
+  401: "A token is needed: load this page again, or open the address that the server printed when it started.",
   404: "That is not there, or it was removed.",
   408: "The upload took too long. Try again, or send a smaller photo.",
   413: "The photo is too large. Send a smaller one.",

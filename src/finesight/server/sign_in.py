@@ -1,0 +1,85 @@
+"""Wrong tokens: few are taken from one client at a time. And the form in which a browser asks for the token."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import ipaddress
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Mapping
+
+from starlette.responses import HTMLResponse
+
+FREE_TRIES = 10  # wrong tokens that cost no time
+LONGEST_WAIT = 60.0  # seconds, after many more
+FORGIVEN = 600.0  # seconds without a try
+CLIENTS = 4096  # that are remembered
+NETWORK_BITS = 64  # of an IPv6 address: one client has all that share them
+
+_STYLE = (
+    "body{font:16px system-ui,sans-serif;display:grid;place-content:center;min-height:90vh;color-scheme:light dark}"
+    "input,button{font:inherit;padding:.4em .6em}"
+)
+_PAGE = """<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>FineSight: sign in</title><style>{style}</style></head>
+<body><main><h1>FineSight</h1><p id="words">{words}</p>
+<form method="get" action="{action}">{hidden}<label>Token <input type="password" name="token" required autofocus
+autocomplete="current-password" aria-describedby="words"></label> <button>Open</button></form>
+<p>It is in the address that the server printed when it started.</p></main></body></html>
+"""
+_POLICY = (
+    f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+
+
+class WrongTokens:
+    """Count the wrong tokens of each client. After some, each makes the client wait twice as long as the one before."""
+
+    def __init__(self) -> None:
+        self._clients: OrderedDict[str, tuple[int, float]] = OrderedDict()  # tries, and when the last one was
+
+    def wait(self, address: str) -> int:
+        """Return the seconds that this client has to wait until a token of it is looked at."""
+        tries, last = self._clients.get(_network(address), (0, 0.0))
+        if tries < FREE_TRIES:
+            return 0
+        pause = min(2.0 ** (tries - FREE_TRIES), LONGEST_WAIT)
+        return max(0, math.ceil(last + pause - time.monotonic()))
+
+    def add(self, address: str) -> None:
+        """Count one."""
+        key, now = _network(address), time.monotonic()
+        tries, last = self._clients.pop(key, (0, now))
+        self._clients[key] = (1 if now - last > FORGIVEN else tries + 1, now)
+        if len(self._clients) > CLIENTS:
+            self._clients.popitem(last=False)
+
+    def forget(self, address: str) -> None:
+        """Forgive a client that had the right one."""
+        self._clients.pop(_network(address), None)
+
+
+def _network(address: str) -> str:
+    try:
+        known = ipaddress.ip_address(address.partition("%")[0])
+    except ValueError:
+        return address
+    if known.version == 4:
+        return str(known)
+    return str(ipaddress.ip_network((int(known), NETWORK_BITS), strict=False))
+
+
+def sign_in_page(
+    status: int, words: str, path: str, query: list[tuple[str, str]], headers: Mapping[str, str]
+) -> HTMLResponse:
+    """Return the form that asks for the token and then opens ``path`` with it."""
+    hidden = "".join(
+        f'<input type="hidden" name="{html.escape(key)}" value="{html.escape(value)}">' for key, value in query
+    )
+    page = _PAGE.format(style=_STYLE, words=html.escape(words), action=html.escape(path), hidden=hidden)
+    return HTMLResponse(page, status, headers={**headers, "Content-Security-Policy": _POLICY})
