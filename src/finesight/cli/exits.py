@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from finesight.errors import FineSightError, Interrupted
+from finesight.io.terminal import safe_text
 
 # What the system says of its disk, and what to do then.
 DISK = {
@@ -31,10 +32,10 @@ def exit_with_message() -> Iterator[None]:
     try:
         yield
     except FineSightError as error:
-        print(f"finesight: {error}", file=sys.stderr)
+        print(safe_text(f"finesight: {error}"), file=sys.stderr)
         raise SystemExit(2) from None
     except Interrupted as stop:
-        print(f"finesight: {stop}", file=sys.stderr)
+        print(safe_text(f"finesight: {stop}"), file=sys.stderr)
         raise SystemExit(stop.exit_code) from None
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
         sentence = machine_trouble(error)

@@ -28,6 +28,7 @@ from finesight.cli.serve import serve
 from finesight.cli.train import train
 from finesight.cli.up import up
 from finesight.cli.verdict import verdict
+from finesight.io.terminal import guard_terminal
 from finesight.version import __version__
 
 app = typer.Typer(
@@ -67,6 +68,7 @@ def main() -> None:
     """Run the app; an error that is the user's to fix is one message and exit code 2, without a trace."""
     # Threads that wait by spinning make a busy machine many times slower; must be set before torch is loaded.
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+    guard_terminal()
     with exit_with_message():
         app()
 

@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
+from finesight.io.terminal import safe_text
+
 TABLE_WIDTH = 200  # of a table that goes to a file
 
-console = Console(stderr=True, highlight=False, soft_wrap=True)
+
+class SafeConsole(Console):
+    """A console that writes out the control characters of what it is given."""
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print as rich does."""
+        super().print(*(safe_text(one) if isinstance(one, str) else one for one in objects), **options)
+
+
+console = SafeConsole(stderr=True, highlight=False, soft_wrap=True)
 
 
 def print_table(rows: Sequence[Mapping[str, object]]) -> None:
@@ -20,7 +32,9 @@ def print_table(rows: Sequence[Mapping[str, object]]) -> None:
     for n, key in enumerate(rows[0]):
         table.add_column(key, justify="right" if n else "left", no_wrap=not n)
     for row in rows:
-        table.add_row(*(f"{value:.2f}" if isinstance(value, float) else str(value) for value in row.values()))
+        table.add_row(
+            *(f"{value:.2f}" if isinstance(value, float) else safe_text(str(value)) for value in row.values())
+        )
     Console(width=None if sys.stdout.isatty() else TABLE_WIDTH).print(table)
 
 
