@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo check test lint bench chaos clean
+.PHONY: demo check test lint bench chaos fuzz audit clean
 
 $(VENV)/.installed: pyproject.toml
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -37,6 +37,17 @@ bench: $(VENV)/.installed
 # Kills, full disks, flipped bits, jumping clocks, little memory (docs/reliability.md). tests/faults has a form of two minutes.
 chaos: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
+
+# Damaged images, lists, annotations and requests, others each time: about an hour on 2 cores.
+FUZZ ?= 2000
+fuzz: $(VENV)/.installed
+	FINESIGHT_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -n $(JOBS) tests/fuzz
+
+# What is installed (sbom.json; no network needed), and which of it has known vulnerabilities (asks PyPI).
+audit: $(VENV)/.installed
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[audit]"
+	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file sbom.json $(BIN)/python
+	$(BIN)/pip-audit --local --skip-editable --progress-spinner off
 
 clean:
 	rm -rf demo runs $(VENV)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import shutil
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -15,6 +16,12 @@ import pytest
 from PIL import Image
 
 from processes import TINY, Finished, command, succeeded
+
+# No network but loopback, here and in every Python process that a test starts.
+NO_NETWORK = str(Path(__file__).parent / "no_network")
+if NO_NETWORK not in os.environ.get("PYTHONPATH", "").split(os.pathsep):
+    runpy.run_path(os.path.join(NO_NETWORK, "sitecustomize.py"))
+    os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [NO_NETWORK, os.environ.get("PYTHONPATH")]))
 
 # Whether a change lands is not a matter of luck: neither of what is drawn nor of how busy the machine is.
 hypothesis.settings.register_profile(

@@ -1,0 +1,43 @@
+"""Refuse connections to other machines, in every Python process that has this folder in its PYTHONPATH.
+
+The tests set it (conftest.py), so that their processes and those that these start behave as on a machine without a
+network. What does not go through Python's sockets is not covered: gRPC, torch's own sockets, browsers.
+``FINESIGHT_TEST_NETWORKS=10.7.0.0/24`` allows networks, separated by commas.
+"""
+
+import errno
+import ipaddress
+import os
+import socket
+import sys
+
+ALLOWED = [ipaddress.ip_network(text) for text in os.environ.get("FINESIGHT_TEST_NETWORKS", "").split(",") if text]
+LOCAL_NAMES = {"", "localhost", "ip6-localhost", socket.gethostname()}
+
+
+def is_allowed(host):
+    """Return whether an address is of this machine, or was allowed."""
+    address = ipaddress.ip_address(str(host).partition("%")[0])
+    return address.is_loopback or address.is_unspecified or any(address in network for network in ALLOWED)
+
+
+def refuse(event, arguments):
+    if event == "socket.getaddrinfo":
+        name = arguments[0].decode() if isinstance(arguments[0], bytes) else arguments[0] or ""
+        try:
+            ipaddress.ip_address(name.partition("%")[0])
+        except ValueError:
+            if name not in LOCAL_NAMES:
+                raise socket.gaierror(socket.EAI_AGAIN, f"tests use no network: {name}") from None
+    elif event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
+        address = arguments[1]
+        if isinstance(address, tuple) and address:
+            try:
+                allowed = is_allowed(address[0])
+            except ValueError:
+                allowed = address[0] in LOCAL_NAMES
+            if not allowed:
+                raise OSError(errno.ENETUNREACH, f"tests use no network: {address}")
+
+
+sys.addaudithook(refuse)
