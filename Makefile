@@ -47,7 +47,8 @@ fuzz: $(VENV)/.installed
 audit: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[audit]"
 	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file sbom.json $(BIN)/python
-	$(BIN)/pip-audit --local --skip-editable --progress-spinner off
+	$(BIN)/pip freeze --exclude-editable > $(VENV)/installed.txt
+	$(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r $(VENV)/installed.txt
 
 clean:
 	rm -rf demo runs $(VENV)
