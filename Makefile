@@ -38,7 +38,7 @@ bench: $(VENV)/.installed
 chaos: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 
-# Damaged images, lists, annotations and requests, others each time: about an hour on 2 cores.
+# Damaged images, lists, annotations and requests, others each time.
 FUZZ ?= 2000
 fuzz: $(VENV)/.installed
 	FINESIGHT_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -n $(JOBS) tests/fuzz
