@@ -14,6 +14,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from finesight.data.cache_budget import make_room, mark_used
 from finesight.data.decode import read_mask
 from finesight.data.geometry import Geometry, Scale, as_scale, read_resized
 from finesight.data.geometry import cache_side as cache_side
@@ -23,6 +24,14 @@ from finesight.data.store import default_cache_dir as default_cache_dir  # there
 from finesight.data.store import write_skipped as write_skipped
 from finesight.errors import FineSightError, SkipImage
 from finesight.io.console import console
+
+
+class NoneReadable(FineSightError):
+    """None of the images of a source can be read; ``skipped`` says why."""
+
+    def __init__(self, message: str, skipped: list[tuple[str, str]]) -> None:
+        super().__init__(message)
+        self.skipped = skipped
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,6 +56,11 @@ class DecodedCache:
     @property
     def side(self) -> int:
         return self.scale.side
+
+    @property
+    def is_part(self) -> bool:
+        """Whether pixels of some images are on other machines."""
+        return bool((self.entries.shard[self.rows] < 0).any())
 
     @property
     def keys(self) -> NDArray[np.bytes_]:
@@ -149,6 +163,9 @@ def open_cache(
     missing = np.flatnonzero(present & (entries.find(keys) < 0)).tolist()
     if missing:
         jobs = [(k, str(source.file(i)), source.trim) for k, i in zip(keys[missing].tolist(), missing, strict=True)]
+        found = entries.find(keys)
+        needed = {entries.shards[shard] for shard in np.unique(entries.shard[found[found >= 0]]).tolist()}
+        make_room(folder.parent, len(missing), scale.side, needed)
         unreachable = add_images(folder, jobs, scale, workers, progress, shard_images, callback)
         entries = read_entries(folder)
         tried = zip(missing, jobs, strict=True)
@@ -195,9 +212,10 @@ def _assemble(
     skipped = [(str(source.paths[i]), problems[i]) for i in sorted(problems)]
     kept = np.flatnonzero(rows >= 0)
     if not len(kept):
-        raise FineSightError(_none_readable(source, skipped))
+        raise NoneReadable(_none_readable(source, skipped), skipped)
     rows = rows[kept]
     shards = np.unique(entries.shard[rows]).tolist()
+    mark_used([entries.shards[shard] for shard in shards])
     maps: dict[int, NDArray[np.uint8]] = {s: np.memmap(entries.shards[s] / "pixels.bin", np.uint8, "r") for s in shards}
     seen = np.zeros(len(rows), bool)
     return DecodedCache(source.select(kept), [*source.skipped, *skipped], scale, entries, rows, maps, seen)

@@ -158,11 +158,15 @@ def read_mask(file: str | Path) -> NDArray[np.bool_]:
 @contextmanager
 def _open(file: str | Path | IO[bytes]) -> Iterator[IO[bytes]]:
     """Yield a stream that can be read twice."""
+    from finesight.data.places import is_place, read_place
+
     if not isinstance(file, (str, os.PathLike)):
         yield file if file.seekable() else io.BytesIO(file.read())
-        return
-    with open(file, "rb") as stream:
-        yield stream
+    elif is_place(file):
+        yield io.BytesIO(read_place(file))
+    else:
+        with open(file, "rb") as stream:
+            yield stream
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from finesight.data.decode import IMAGE_SUFFIXES, os_reason
 
 _IGNORED = frozenset({"__macosx", "thumbs.db", "desktop.ini"})
-_TEST_FOLDERS = ("test", "val", "validation")  # the first one there is the test split
+TEST_FOLDERS = ("test", "val", "validation")  # the first one there is the test split
 _SUFFIXES = tuple(IMAGE_SUFFIXES)
 
 
@@ -114,10 +114,10 @@ def _is(entry: os.DirEntry[str], what: str) -> bool:
 
 def split_folders(root: Path) -> dict[str, str]:
     """Return {"train": folder, "test": folder} if ``root`` has both, else an empty dict."""
-    wanted = {"train", *_TEST_FOLDERS}
+    wanted = {"train", *TEST_FOLDERS}
     with os.scandir(root) as entries:
         names = {e.name.lower(): e.name for e in entries if e.name.lower() in wanted and _is(e, "dir")}
-    test = next((names[name] for name in _TEST_FOLDERS if name in names), None)
+    test = next((names[name] for name in TEST_FOLDERS if name in names), None)
     return {"train": names["train"], "test": test} if test and "train" in names else {}
 
 

@@ -8,6 +8,7 @@ import re
 from pathlib import Path
 
 from finesight.data.layouts.layout import LAYOUTS
+from finesight.data.places import is_address
 from finesight.errors import FineSightError, unknown
 
 
@@ -40,7 +41,7 @@ def _looks_like_a_name(name: str, path: str) -> bool:
 def absolute_named_path(data: str) -> str:
     """Return ``data`` with an absolute path; a name before it is kept."""
     name, path = split_named_path(data)
-    return _join(name, str(Path(path).expanduser().absolute()))
+    return data if is_address(path) else _join(name, str(Path(path).expanduser().absolute()))
 
 
 def short_named_path(data: str) -> str:

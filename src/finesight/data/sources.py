@@ -12,9 +12,18 @@ from numpy.typing import NDArray
 
 from finesight.data.decode import IMAGE_SUFFIXES, os_reason
 from finesight.data.layouts.layout import LAYOUTS, open_dataset, recognize_layout
-from finesight.data.listing import Listing, class_counts, entries_beside, list_folder, split_folders
-from finesight.data.lists import read_list
+from finesight.data.listing import (
+    TEST_FOLDERS,
+    Listing,
+    class_counts,
+    entries_beside,
+    list_folder,
+    split_folders,
+)
+from finesight.data.lists import ListedImages, read_list
 from finesight.data.named_path import split_named_path
+from finesight.data.places import address, is_address
+from finesight.data.shards import Found, find_containers, find_remote, list_containers
 from finesight.errors import FineSightError
 from finesight.io.console import format_count
 
@@ -27,7 +36,7 @@ class ImageSource:
     """Images in a stable order. Self-supervised training does not read the labels; evaluation does."""
 
     root: Path
-    kind: str  # "folder" | "class folders" | "splits" | "list" or the name of a dataset layout
+    kind: str  # "folder" | "class folders" | "splits" | "list" | "shards" or the name of a dataset layout
     paths: NDArray[np.str_]  # (N,) relative to root (POSIX) or absolute
     labels: NDArray[np.int64] | None = None  # (N,) index into classes, -1 where an image has none
     classes: tuple[str, ...] = ()
@@ -84,7 +93,7 @@ class ImageSource:
         facts += [name for name in ("boxes", "masks") if getattr(self, name) is not None]
         if self.part_names:
             facts.append(format_count(len(self.part_names), "part"))
-        line = f"{self.kind} {self.root}: {', '.join(facts)}"
+        line = f"{self.kind} {address(self.root)}: {', '.join(facts)}"
         if self.skipped:
             line += f"\n{format_count(len(self.skipped), 'other entry', 'other entries')} left out"
         return line
@@ -97,6 +106,8 @@ def open_source(data: str | Path) -> ImageSource:
     or the folder of a named dataset. ``cub:PATH`` and the like demand that the whole dataset is there.
     """
     name, text = split_named_path(data)
+    if name is None and is_address(text):
+        return _open_found(find_remote(text))
     path = Path(text).expanduser().absolute()
     try:
         if name is not None:
@@ -116,8 +127,40 @@ def _open_folder(root: Path) -> ImageSource:
     if layout := recognize_layout(root):
         return open_dataset(layout, root)
     if folders := split_folders(root):
-        return open_splits(root, folders)
+        if not (found := find_containers(root)):
+            return open_splits(root, folders)
+        return _open_found(found)
     listing = list_folder(root)
+    if not listing.images and (found := find_containers(root)):
+        return _open_found(found)
+    return _open_listing(root, listing)
+
+
+def _open_found(found: Found) -> ImageSource:
+    """Return the images of an address or of containers."""
+    if found.list_file is not None:
+        return _of_rows(found.root, "list", found.list_file)
+    if found.files is None:
+        return _of_rows(found.root, "shards", list_containers(found.root, found.containers))
+    listing = found.files
+    _require_images(found.root, listing)
+    tops = {folder.partition("/")[0] for folder in listing.counts}
+    test = next((name for name in TEST_FOLDERS if name in tops), None)
+    if test is None or "train" not in tops:
+        return _open_listing(found.root, listing)
+    parts = {split: _below(listing, folder) for split, folder in (("train", "train"), ("test", test))}
+    beside = [
+        (path, f"not in train/ or {test}/") for path in listing.images if not path.startswith(("train/", f"{test}/"))
+    ]
+    return _join_splits(found.root, parts, [*listing.skipped, *beside])
+
+
+def _below(listing: Listing, folder: str) -> Listing:
+    counts = {name: n for name, n in listing.counts.items() if f"{name}/".startswith(f"{folder}/")}
+    return Listing([path for path in listing.images if path.startswith(f"{folder}/")], counts=counts)
+
+
+def _open_listing(root: Path, listing: Listing) -> ImageSource:
     _require_images(root, listing)
     paths, skipped = np.array(listing.images), tuple(listing.skipped)
     counts = class_counts(listing)
@@ -130,11 +173,15 @@ def _open_folder(root: Path) -> ImageSource:
 def open_splits(root: Path, folders: dict[str, str]) -> ImageSource:
     """Return the images of a train and a test folder (``split_folders``); class folders in them are the labels."""
     parts = {split: list_folder(root, [folder]) for split, folder in folders.items()}  # one may be linked in both
-    whole = Listing([path for part in parts.values() for path in part.images])
-    whole.skipped = [entry for part in parts.values() for entry in part.skipped] + entries_beside(root, folders)
-    _require_images(root, whole)
+    skipped = [entry for part in parts.values() for entry in part.skipped] + entries_beside(root, folders)
+    _require_images(root, Listing([path for part in parts.values() for path in part.images], skipped))
     if empty := next((folders[split] for split, part in parts.items() if not part.images), None):
         raise FineSightError(f"{root / empty} holds no image; fill it or give --data the folder that has them")
+    return _join_splits(root, parts, skipped)
+
+
+def _join_splits(root: Path, parts: dict[str, Listing], skipped: list[tuple[str, str]]) -> ImageSource:
+    whole = Listing([path for part in parts.values() for path in part.images], skipped)
     counts = [class_counts(part, depth=1) or {"": len(part.images)} for part in parts.values()]
     classes, labels = tuple(sorted(set().union(*counts) - {""})), None
     if len(classes) >= 2:
@@ -148,11 +195,16 @@ def open_splits(root: Path, folders: dict[str, str]) -> ImageSource:
 def _open_file(file: Path) -> ImageSource:
     if file.suffix.lower() in IMAGE_SUFFIXES:
         raise FineSightError(f"{file} is a single image; give --data the folder it lies in ({file.parent})")
-    rows = read_list(file)
+    if found := find_containers(file):
+        return _open_found(found)
+    return _of_rows(file.parent, "list", read_list(file))
+
+
+def _of_rows(root: Path, kind: str, rows: ListedImages) -> ImageSource:
     classes = _class_order(rows.labels)
     labels = _labels(rows.labels, classes) if classes else None
     splits = np.array(rows.splits) if rows.splits else None
-    return ImageSource(file.parent, "list", np.array(rows.paths), labels, classes, splits, skipped=tuple(rows.skipped))
+    return ImageSource(root, kind, np.array(rows.paths), labels, classes, splits, skipped=tuple(rows.skipped))
 
 
 def _class_order(names: Sequence[str]) -> tuple[str, ...]:
@@ -175,11 +227,12 @@ def _repeat_labels(counts: dict[str, int], classes: tuple[str, ...]) -> NDArray[
 def _require_images(root: Path, listing: Listing) -> None:
     if listing.images:
         return
+    where = address(root)
     if not listing.skipped:
-        raise FineSightError(f"{root} is empty; put images into it or give --data another folder")
+        raise FineSightError(f"{where} is empty; put images into it or give --data another folder")
     reasons = Counter(reason for _, reason in listing.skipped)
     found = ", ".join(f"{n:,} x {reason}" for reason, n in reasons.most_common(5))
     raise FineSightError(
-        f"no image in {root}; found {found}. FineSight reads {SUFFIX_TEXT}: "
+        f"no image in {where}; found {found}. FineSight reads {SUFFIX_TEXT}: "
         "convert the files or give --data another folder"
     )

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from finesight.data.decode import UnreachableFile, explain_os_errors, os_reason
 from finesight.data.geometry import Scale, read_resized
+from finesight.data.places import is_place, stamp
 from finesight.errors import FineSightError, SkipImage
 from finesight.io.atomic import atomic_path
 from finesight.io.console import console
@@ -88,16 +89,21 @@ class Entries:
 
 def image_key(file: str, scale: Scale, trim: int = 0) -> bytes:
     """Hash path, size, time of the last change, scale and trim of a file, or raise ``UnreachableFile``."""
+    size, version = _plain_stamp(file) if not is_place(file) else stamp(file)
+    facts = f"\0{size}\0{version}\0{scale}"
+    if trim:  # without it, keys are those of caches from before there was one
+        facts += f"\0{trim}"
+    return hashlib.blake2b(os.fsencode(os.path.abspath(file)) + facts.encode(), digest_size=16).digest()
+
+
+def _plain_stamp(file: str) -> tuple[int, int]:
     try:
         status = os.stat(file)
     except OSError as error:
         raise UnreachableFile(os_reason(error)) from None
     if not stat.S_ISREG(status.st_mode):  # opening a pipe would wait for ever
         raise UnreachableFile("not a regular file")
-    facts = f"\0{status.st_size}\0{status.st_mtime_ns}\0{scale}"
-    if trim:  # without it, keys are those of caches from before there was one
-        facts += f"\0{trim}"
-    return hashlib.blake2b(os.fsencode(os.path.abspath(file)) + facts.encode(), digest_size=16).digest()
+    return status.st_size, status.st_mtime_ns
 
 
 def read_entries(folder: Path) -> Entries:

@@ -7,18 +7,21 @@ import tempfile
 import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from finesight.data.cache import open_cache, write_skipped
+from finesight.data.cache import NoneReadable, open_cache, write_skipped
+from finesight.data.cache_budget import images_within
 from finesight.data.sources import open_source
 from finesight.data.store import default_cache_dir
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
 from finesight.features.extract import extract
-from finesight.features.wide import Features
+from finesight.features.wide import Features, concatenate
 from finesight.io.atomic import WriteError, atomic_path, require_writable
 from finesight.io.table import open_table, write_rows
 
@@ -48,19 +51,34 @@ def embed_images(
 ) -> tuple[int, int]:
     """Write the feature of each readable image with its path, in order; return how many, and how many were skipped."""
     check_output(out)
-    scale = encoder.config.framing.scale
-    cache = open_cache(open_source(images), scale, cache_dir=cache_dir, workers=workers, progress=progress)
-    name = pooling or encoder.config.pooling
-    numbers = len(cache) * encoder.feature_width(name)
-    require_writable(out, numbers * NUMBER_BYTES[out.suffix.lower()])
-    features = extract(encoder, cache, np.arange(len(cache)), (name,), progress=progress).features[name]
+    scale, source, name = encoder.config.framing.scale, open_source(images), pooling or encoder.config.pooling
+    require_writable(out, len(source) * encoder.feature_width(name) * NUMBER_BYTES[out.suffix.lower()])
+    paths: list[NDArray[np.str_]] = []
+    parts: list[Features] = []
+    skipped = list(source.skipped)
+    size = images_within(scale.side) or len(source)  # a decoded image is needed once: a small cache takes turns
+    for start in range(0, len(source), size):
+        part = replace(source.select(np.arange(start, min(start + size, len(source)))), skipped=())
+        try:
+            cache = open_cache(part, scale, cache_dir=cache_dir, workers=workers, progress=progress)
+        except NoneReadable as error:
+            if size == len(source):
+                raise
+            skipped += error.skipped
+            continue
+        parts.append(extract(encoder, cache, np.arange(len(cache)), (name,), progress=progress).features[name])
+        paths.append(cache.source.paths)
+        skipped += cache.skipped
+    if not parts:
+        raise FineSightError(f"none of the {len(source):,} images of {images} can be read, the first: {skipped[0][1]}.")
+    features, names = reduce(concatenate, parts), np.concatenate(paths)
     try:
-        write_features(cache.source.paths, features, out)
+        write_features(names, features, out)
     except WriteError as error:
-        raise _kept_elsewhere(cache.source.paths, features, out, cache_dir or default_cache_dir(), error) from error
-    if cache.skipped:
-        write_skipped(cache.skipped, out.with_name(f"{out.stem}.skipped.csv"))
-    return len(features), len(cache.skipped)
+        raise _kept_elsewhere(names, features, out, cache_dir or default_cache_dir(), error) from error
+    if skipped:
+        write_skipped(skipped, out.with_name(f"{out.stem}.skipped.csv"))
+    return len(features), len(skipped)
 
 
 def _kept_elsewhere(

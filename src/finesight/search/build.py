@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import os
 import stat
 import time
 import warnings
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from finesight.data.decode import UnreachableFile, os_reason
 from finesight.data.geometry import Framing
+from finesight.data.places import is_place, read_place
+from finesight.data.places import stamp as place_stamp
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError, SkipImage
-from finesight.features.embedder import TorchEmbedder
+from finesight.features.embedder import TorchEmbedder, unit
 from finesight.features.encoder_folder import encoder_folder
 from finesight.features.preprocess import picture_view
 from finesight.features.types import Embedder, Embedding, View
@@ -25,8 +29,11 @@ from finesight.io.parallel import available_cores, bounded_map
 from finesight.io.progress import PhaseProgress, phase_bar
 from finesight.search.base import Index, IndexItem, IndexMeta, NewItems
 from finesight.search.engines import create_index, index_exists, open_index
-from finesight.search.image_files import UNREADABLE_FOLDER, assign_ids, list_files
+from finesight.search.image_files import UNREADABLE_FOLDER, ImageFile, assign_ids, list_files
 from finesight.search.open_embedder import require_same
+
+if TYPE_CHECKING:
+    from finesight.features.on_ray import Embedded
 
 COMMIT_IMAGES = 64  # images that are committed together …
 COMMIT_SECONDS = 5.0  # … or what is done after so long: a kill loses no more, or one group …
@@ -73,6 +80,7 @@ def update_index(
     commit_images: int = COMMIT_IMAGES,
     leave: Collection[str] = (),
     verify: bool = False,
+    cluster: tuple[str, str | Path] | None = None,
 ) -> IndexUpdate:
     """Bring ``index`` up to date with ``folder`` and return what was done.
 
@@ -80,9 +88,9 @@ def update_index(
     ``stop`` is called after every image that was read; once it returns True, what was read is committed and
     ``IndexUpdate.stopped`` is set. Images that are left out are listed in ``skipped_file`` with the reason. Files of
     the folder that ``leave`` names are not read: the index keeps what it has of them. Items whose vectors are damaged
-    are embedded again; ``verify`` reads all vectors to find them, however large the files are. Raises
-    ``FineSightError`` if the index is of another encoder or another folder, if another process writes to it, or if the
-    folder has no images.
+    are embedded again; ``verify`` reads all vectors to find them, however large the files are. ``cluster`` names a Ray
+    cluster that embeds the images, and the run whose encoder it loads. Raises ``FineSightError`` if the index is of
+    another encoder or another folder, if another process writes to it, or if the folder has no images.
     """
     report_progress = callback or (lambda phase, done, total: None)
     require_same(index, embedder, "the one given now")
@@ -90,7 +98,7 @@ def update_index(
     require_root(index, source.root)
     with index.writing():
         return _update(
-            index, embedder, source, workers, report_progress, stop, skipped_file, commit_images, leave, verify
+            index, embedder, source, workers, report_progress, stop, skipped_file, commit_images, leave, verify, cluster
         )
 
 
@@ -105,6 +113,7 @@ def _update(
     commit_images: int,
     leave: Collection[str],
     verify: bool,
+    cluster: tuple[str, str | Path] | None,
 ) -> IndexUpdate:
     """Bring an index that no one else writes to up to date."""
     report_progress("listing", 0, len(source))
@@ -123,16 +132,23 @@ def _update(
         index.remove(np.array(gone, np.int64))
     kept = len(ids) - sum(file.path in ids for file in todo)
     update = IndexUpdate(removed=len(gone), kept=kept, skipped=skipped)
-    if isinstance(embedder, TorchEmbedder):
+    if isinstance(embedder, TorchEmbedder) and cluster is None:
         embedder.encoder.prepare_for(len(todo))
     batch = _Batch(index, embedder, ids, update, commit_images)
     new_ids, root = assign_ids((file.path for file in todo), ids), Path(source.root)
+    report_progress("embedding", 0, len(todo))
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the skip reasons
-        report_progress("embedding", 0, len(todo))
+        local = todo if cluster is None else []
+        for done, (file, made) in enumerate(_on_cluster(cluster, embedder, root, todo), 1):
+            batch.take(file, made, new_ids[file.path])
+            report_progress("embedding", done, len(todo))
+            if stop is not None and done < len(todo) and stop():
+                update.stopped = True
+                break
         workers = workers or available_cores()
         ahead = -(-2 * GROUP // workers)  # so that the next group is there when the network has finished one
-        views = bounded_map(lambda file: read_view(root / file.path, embedder.framing), todo, workers, ahead=ahead)
+        views = bounded_map(lambda file: read_view(root / file.path, embedder.framing), local, workers, ahead=ahead)
         for done, (file, result) in enumerate(views, 1):
             if isinstance(result, SkipImage):
                 batch.skip(file.path, result)
@@ -170,6 +186,7 @@ def update_run_index(
     leave: Collection[str] = (),
     verify: bool = False,
     show: bool = True,
+    cluster: str | None = None,
 ) -> IndexUpdate:
     """``update_index`` with a bar in the terminal; images that are left out are listed in the run's folder."""
     with phase_bar(PHASES, show) as bar:
@@ -189,7 +206,25 @@ def update_run_index(
             skipped_file=index.skipped_file(run),
             leave=leave,
             verify=verify,
+            cluster=None if cluster is None else (cluster, run),
         )
+
+
+def _on_cluster(
+    cluster: tuple[str, str | Path] | None, embedder: Embedder, root: Path, todo: Sequence[ImageFile]
+) -> Iterator[tuple[ImageFile, Embedded]]:
+    """Yield what a Ray cluster makes of the files, in any order; nothing without a cluster."""
+    if cluster is None or not todo:
+        return
+    from finesight.features.on_ray import connected, embed_on_ray
+
+    address, run = cluster
+    exact = isinstance(embedder, TorchEmbedder) and embedder.encoder.exact
+    files = [str(root / file.path) for file in todo]
+    with connected(address) as ray:
+        rows = embed_on_ray(ray, run, files, embedder.framing, embedder.spaces, exact=exact, progress=False)
+        for made in rows:
+            yield todo[made.number], made
 
 
 def require_root(index: Index, root: str | Path) -> None:
@@ -243,6 +278,17 @@ class _Batch:
         self.waiting.clear()
         self.group = min(GROUP, 2 * self.group)
 
+    def take(self, file: ImageFile, made: Embedded, number: int) -> None:
+        """Take what a cluster made of a file; its size and time are those of the listing."""
+        if made.reason:
+            return self.skip(file.path, (UnreachableFile if made.unreachable else SkipImage)(made.reason))
+        stamp = file.bytes, file.mtime_ns
+        self.items.append(IndexItem(number, file.path, *stamp, made.width, made.height, made.mask))
+        self.embeddings.append(Embedding({name: unit(values) for name, values in made.features.items()}, made.mask))
+        if len(self.items) >= self.size:
+            self.commit()
+        return None
+
     def skip(self, path: str, reason: SkipImage) -> None:
         """Remove an item that is no picture any more; keep one that cannot be reached now, as it may come back."""
         self.update.skipped.append((path, str(reason)))
@@ -272,6 +318,11 @@ def read_view(file: Path, framing: Framing) -> tuple[View, tuple[int, int]] | Sk
     A file that changes while it is read is read again: half of a picture is not damaged if the other half is just being
     written.
     """
+    if is_place(file):
+        try:
+            return picture_view(io.BytesIO(read_place(file)), framing), place_stamp(file)
+        except SkipImage as skip:
+            return skip
     for _ in range(READ_TRIES):
         try:
             with open(file, "rb", opener=_open_nonblocking) as stream:

@@ -9,7 +9,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from finesight.data.decode import os_reason
+from finesight.data.decode import UnreachableFile, os_reason
+from finesight.data.places import is_place, stamp
 from finesight.data.sources import ImageSource
 
 ID_BITS = 52  # exact in JavaScript's numbers too
@@ -45,6 +46,12 @@ def list_files(source: ImageSource) -> tuple[list[ImageFile], list[tuple[str, st
         absolute = os.path.isabs(given)  # in a list; otherwise it is relative to the root
         path = os.path.relpath(given, source.root).replace(os.sep, "/") if absolute else os.path.normpath(given)
         file = os.path.join(root, path)
+        if is_place(file) and not path.startswith(("/", "../")):
+            try:
+                found[path] = ImageFile(path, *stamp(file))
+            except UnreachableFile as error:
+                skipped.append((given, str(error)))
+            continue
         try:
             real = _real(file, folders)
             status = os.stat(real)

@@ -1,0 +1,157 @@
+"""An index in an object store: fetched to the cache folder, searched and changed there, and sent back when closed.
+
+    NAME/manifest.json       which version holds, and size and checksum of each of its files
+    NAME/VERSION/…           the files of an index folder
+
+The manifest is written last, so a reader sees the former index or the new one. Files whose checksum is known here
+are not fetched again; one that does not have its checksum after it was fetched is refused. Two writers are not kept
+apart: the one that closes last wins.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import uuid
+from pathlib import Path
+from typing import Any, Self
+
+from finesight.data.decode import UnreachableFile
+from finesight.data.places import filesystem, reached
+from finesight.data.store import default_cache_dir
+from finesight.errors import FineSightError
+from finesight.io.atomic import atomic_path
+from finesight.search.base import Ids, IndexMeta, NewItems
+from finesight.search.faiss_index import LOCK, META, FaissIndex
+
+MANIFEST = "manifest.json"
+CHUNK = 1 << 20
+
+
+class RemoteIndex(FaissIndex):
+    """The copy of an index here. ``close`` sends it back if it was changed."""
+
+    _uri = ""
+    _changed = False
+
+    @classmethod
+    def open(cls, where: str | Path) -> Self:
+        folder = _copy_of(str(where))
+        _fetch(str(where), folder)
+        index = cls(folder)
+        index._uri = str(where)
+        return index
+
+    @classmethod
+    def exists(cls, where: str | Path) -> bool:
+        return _manifest(str(where)) is not None
+
+    @classmethod
+    def create(cls, where: str | Path, meta: IndexMeta, encoder: Path) -> Self:
+        folder = _copy_of(str(where))
+        shutil.rmtree(folder, ignore_errors=True)  # of an index that is no longer there
+        index = super().create(folder, meta, encoder)
+        index._uri, index._changed = str(where), True
+        return index
+
+    def add(self, batch: NewItems) -> None:
+        self._changed = True
+        super().add(batch)
+
+    def remove(self, ids: Ids) -> None:
+        self._changed = True
+        super().remove(ids)
+
+    def finish(self) -> None:
+        before = _structures(self.folder)
+        super().finish()
+        self._changed |= before != _structures(self.folder)
+
+    def close(self) -> None:
+        super().close()
+        if self._changed:
+            _send(self._uri, self.folder)
+            self._changed = False
+
+
+def _copy_of(uri: str) -> Path:
+    name = hashlib.blake2b(uri.rstrip("/").encode(), digest_size=8).hexdigest()
+    return default_cache_dir() / "indexes" / name
+
+
+def _structures(folder: Path) -> set[tuple[str, int]]:
+    return {(file.name, file.stat().st_mtime_ns) for file in folder.glob("*.faiss")}
+
+
+def _manifest(uri: str) -> dict[str, Any] | None:
+    try:
+        with reached(uri):
+            system, path = filesystem(uri.rstrip("/"))
+            system.invalidate_cache()
+            if not system.exists(f"{path}/{MANIFEST}"):
+                return None
+            found = json.loads(system.cat_file(f"{path}/{MANIFEST}"))
+            return found if isinstance(found, dict) and {"version", "files"} <= found.keys() else None
+    except UnreachableFile as error:
+        raise FineSightError(f"The index {uri} cannot be reached: {error}.") from None
+
+
+def _checksum(file: Path) -> str:
+    digest = hashlib.blake2b(digest_size=16)
+    with file.open("rb") as stream:
+        while chunk := stream.read(CHUNK):
+            digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _files(folder: Path) -> dict[str, Path]:
+    """Return the files of an index, without locks and what is being written."""
+    found = {file.relative_to(folder).as_posix(): file for file in sorted(folder.rglob("*")) if file.is_file()}
+    return {name: file for name, file in found.items() if name != LOCK and not file.name.startswith(".")}
+
+
+def _fetch(uri: str, folder: Path) -> None:
+    """Make ``folder`` what the manifest says; raise ``FineSightError`` if a file is not what it should be."""
+    manifest = _manifest(uri)
+    if manifest is None:
+        raise FineSightError(f"There is no index at {uri}. Make one with `finesight index`.")
+    here = _files(folder) if folder.is_dir() else {}
+    wanted: dict[str, dict[str, Any]] = manifest["files"]
+    kept = {name for name, file in here.items() if name in wanted and _checksum(file) == wanted[name]["blake2b"]}
+    if kept == wanted.keys() == here.keys():
+        return
+    system, path = filesystem(uri.rstrip("/"))
+    with atomic_path(folder, replace_folder=True) as scratch:
+        for name, facts in sorted(wanted.items(), key=lambda item: item[0] == META):
+            target = scratch / name
+            if not target.resolve().is_relative_to(scratch.resolve()):
+                raise FineSightError(f"The index {uri} names a file outside of it: {name}.")
+            target.parent.mkdir(parents=True, exist_ok=True)
+            if name in kept:
+                shutil.copy2(here[name], target)
+                continue
+            try:
+                with reached(uri):
+                    system.get_file(f"{path}/{manifest['version']}/{name}", str(target))
+            except UnreachableFile as error:
+                raise FineSightError(f"{name} of the index {uri} cannot be fetched: {error}.") from None
+            if _checksum(target) != facts["blake2b"]:
+                raise FineSightError(f"{name} of the index {uri} is damaged: its checksum is another. Build it again.")
+
+
+def _send(uri: str, folder: Path) -> None:
+    system, path = filesystem(uri.rstrip("/"))
+    former, version, files = _manifest(uri), uuid.uuid4().hex, _files(folder)
+    try:
+        with reached(uri):
+            for name, file in files.items():
+                system.put_file(str(file), f"{path}/{version}/{name}")
+            facts = {name: {"bytes": file.stat().st_size, "blake2b": _checksum(file)} for name, file in files.items()}
+            system.pipe_file(f"{path}/{MANIFEST}", json.dumps({"version": version, "files": facts}).encode())
+            if former is not None:
+                system.rm(f"{path}/{former['version']}", recursive=True)
+    except (UnreachableFile, NotImplementedError) as error:
+        raise FineSightError(
+            f"The index was not sent to {uri}: {error or 'it cannot be written to'}. It is whole in {folder}."
+        ) from None

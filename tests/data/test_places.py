@@ -1,0 +1,221 @@
+"""Images where they live: an S3 server, tar and Parquet files, without unpacking or copying them."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import s3fs
+
+from finesight.data.cache import open_cache
+from finesight.data.sources import ImageSource, open_source
+from finesight.data.store import read_entries
+from finesight.errors import FineSightError
+from processes import TINY, command, refused, succeeded, trained
+from storage import BUCKET, fill_bucket, s3_server, samples_of, write_parquet, write_tar
+
+SIDE = 32
+
+
+@pytest.fixture(scope="module")
+def bucket(class_folders: Path, birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """An S3 server with class folders, the same split in train and test, and the same in tar and Parquet files."""
+    work = tmp_path_factory.mktemp("bucket")
+    samples = samples_of(class_folders)
+    for number in range(3):
+        write_tar(work / "tars" / f"birds-{number:03d}.tar", samples[number::3])
+    for split in ("train", "test"):
+        write_parquet(work / "rows" / f"{split}-0.parquet", samples_of(birds / split))
+    with s3_server() as variables, pytest.MonkeyPatch.context() as patch:
+        for name, value in variables.items():
+            patch.setenv(name, value)
+        for folder in (class_folders, birds, work / "tars", work / "rows"):
+            fill_bucket(folder)
+        yield f"s3://{BUCKET}"
+
+
+@pytest.fixture
+def shards(class_folders: Path, tmp_path: Path) -> Path:
+    """Three tar files."""
+    samples = samples_of(class_folders)
+    for number in range(3):
+        write_tar(tmp_path / "shards" / f"birds-{number:03d}.tar", samples[number::3])
+    return tmp_path / "shards"
+
+
+def classes_of(source: ImageSource) -> list[str]:
+    assert source.labels is not None
+    return [source.classes[label] for label in source.labels]
+
+
+def pixels(source: ImageSource, cache: Path) -> list[bytes]:
+    decoded = open_cache(source, SIDE, cache_dir=cache, progress=False)
+    assert not decoded.skipped
+    return [decoded.image(i).tobytes() for i in range(len(decoded))]
+
+
+# --- what is listed and decoded ---------------------------------------------------------------------------------------
+
+
+def test_a_bucket_is_listed_and_decoded_as_the_folder(bucket: str, class_folders: Path, tmp_path: Path) -> None:
+    here, there = open_source(class_folders), open_source(f"{bucket}/{class_folders.name}")
+    assert there.kind == "class folders"
+    assert there.paths.tolist() == here.paths.tolist()
+    assert classes_of(there) == classes_of(here)
+    assert f"{bucket}/{class_folders.name}" in there.describe()
+    assert pixels(there, tmp_path / "a") == pixels(here, tmp_path / "b")
+
+
+def test_splits_of_a_bucket(bucket: str, birds: Path) -> None:
+    there = open_source(f"{bucket}/{birds.name}")
+    assert there.splits is not None
+    assert [int((there.splits == name).sum()) for name in ("train", "test")] == [48, 24]
+    assert len(there.classes) == 4
+
+
+@pytest.mark.parametrize("where", ["tars", "tars/birds-*.tar"])
+def test_tar_files_of_a_bucket(bucket: str, where: str, class_folders: Path, tmp_path: Path) -> None:
+    here, there = open_source(class_folders), open_source(f"{bucket}/{where}")
+    assert there.kind == "shards"
+    assert sorted(classes_of(there)) == sorted(classes_of(here))
+    assert sorted(pixels(there, tmp_path / "a")) == sorted(pixels(here, tmp_path / "b"))
+
+
+def test_parquet_files_of_a_bucket(bucket: str, birds: Path, tmp_path: Path) -> None:
+    there = open_source(f"{bucket}/rows")
+    assert there.splits is not None
+    train = there.split("train")
+    here = open_source(birds).split("train")
+    assert classes_of(train) == classes_of(here)
+    assert pixels(train, tmp_path / "a") == pixels(here, tmp_path / "b")
+
+
+def test_tar_files_of_a_folder(shards: Path, class_folders: Path, tmp_path: Path) -> None:
+    source = open_source(shards)
+    assert source.kind == "shards"
+    assert len(open_source(shards / "birds-001.tar")) == 16
+    assert sorted(pixels(source, tmp_path / "a")) == sorted(pixels(open_source(class_folders), tmp_path / "b"))
+    assert sorted(file.name for file in shards.iterdir()) == [f"birds-00{n}.tar" for n in range(3)], "unpacked"
+
+
+def test_a_changed_shard_is_decoded_again(shards: Path, tmp_path: Path) -> None:
+    before = pixels(open_source(shards), tmp_path / "cache")
+    with_other_order = [(f"{n:05d}", image, label) for n, (_, image, label) in enumerate(_samples(shards)[::-1])]
+    write_tar(shards / "birds-000.tar", with_other_order)
+    after = pixels(open_source(shards), tmp_path / "cache")
+    assert sorted(after) == sorted(before)
+    assert after != before
+
+
+def _samples(shards: Path) -> list[tuple[str, bytes, str]]:
+    import tarfile
+
+    with tarfile.open(shards / "birds-000.tar") as archive:
+        contents = {m.name: archive.extractfile(m).read() for m in archive if m.isfile()}  # type: ignore[union-attr]
+    names = sorted({name.partition(".")[0] for name in contents})
+    return [(name, contents[f"{name}.png"], contents[f"{name}.cls"].decode()) for name in names]
+
+
+# --- what goes wrong --------------------------------------------------------------------------------------------------
+
+
+def test_what_cannot_be_opened(bucket: str, tmp_path: Path) -> None:
+    for where, words in (
+        (f"{bucket}/nothing", "no image in|is empty"),
+        ("s3://no-such-bucket/birds", "cannot be read"),
+        (f"{bucket}/tars/none.tar", "no images in the tar"),
+    ):
+        with pytest.raises(FineSightError, match=words):
+            open_source(where)
+    (tmp_path / "bad.tar").write_bytes(b"not a tar file" * 100)
+    with pytest.raises(FineSightError, match="damaged tar file"):
+        open_source(tmp_path / "bad.tar")
+    (tmp_path / "bad.parquet").write_bytes(b"PAR1 and nothing else")
+    with pytest.raises(FineSightError, match="damaged Parquet file"):
+        open_source(tmp_path / "bad.parquet")
+
+
+def test_an_object_that_vanished_is_skipped(bucket: str, class_folders: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(class_folders, tmp_path / "vanishing"))
+    fill_bucket(folder)
+    source = open_source(f"{bucket}/vanishing")
+    s3fs.S3FileSystem().rm(f"{BUCKET}/vanishing/{source.paths[3]}")
+    decoded = open_cache(source, SIDE, cache_dir=tmp_path / "cache", progress=False)
+    assert len(decoded) == 47
+    assert [path for path, _ in decoded.skipped] == [source.paths[3]]
+
+
+# --- commands ---------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_training_from_a_bucket_is_training_from_the_folder(bucket: str, class_folders: Path, tmp_path: Path) -> None:
+    """The images come from tar files; they are in another order there, so the folder is given as a list."""
+    one, two = tmp_path / "one", tmp_path / "two"
+    options = ("--epochs", "1", *TINY)
+    trained(one, "--data", class_folders, *options)
+    trained(two, "--data", f"{bucket}/{class_folders.name}", *options)
+    assert (one / "metrics.csv").read_text() == (two / "metrics.csv").read_text()
+    assert f"data: {bucket}" in (two / "config.yaml").read_text()
+
+
+@pytest.mark.slow
+def test_an_index_in_a_bucket(bucket: str, lcr: Path, class_folders: Path, tmp_path: Path) -> None:
+    """Built from tar files, sent, fetched on a machine that has never seen it, updated, and refused when damaged."""
+    index, data = f"{bucket}/indexes/mine", f"{bucket}/tars"
+    first, second = tmp_path / "first", tmp_path / "second"
+    built = succeeded(command("index", lcr, data, "--index", index, "--json", FINESIGHT_CACHE=str(first)))
+    assert json.loads(built.out)["added"] == 48
+    again = succeeded(command("index", lcr, data, "--index", index, "--json", FINESIGHT_CACHE=str(second)))
+    assert json.loads(again.out)["kept"] == 48
+    query = next(class_folders.glob("*/*.png"))
+    found = succeeded(command("search", index, query, "--json", FINESIGHT_CACHE=str(second)))
+    assert json.loads(found.out)["results"][0]["hits"][0]["score"] > 0.999
+    store = s3fs.S3FileSystem()
+    (vectors,) = [name for name in store.find(f"{BUCKET}/indexes/mine") if "vectors" in name][:1]
+    store.pipe_file(vectors, b"\1" + store.cat_file(vectors)[1:])
+    message = refused(command("search", index, query, "--json", FINESIGHT_CACHE=str(tmp_path / "third")))
+    assert "damaged" in message
+    assert "checksum" in message
+
+
+# --- a small disk -----------------------------------------------------------------------------------------------------
+
+
+def test_the_cache_stays_within_its_budget(
+    class_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cache = tmp_path / "cache"
+    source = open_source(class_folders)
+    open_cache(source.select(np.arange(20)), SIDE, cache_dir=cache, progress=False)
+    monkeypatch.setenv("FINESIGHT_CACHE_GB", str(30 * SIDE * SIDE * 3 * 1.5 / 1e9))
+    open_cache(source.select(np.arange(20, 40)), SIDE, cache_dir=cache, progress=False)
+    (folder,) = cache.glob("v1-side*")
+    assert len(read_entries(folder).keys) == 20, "those of before had to go"
+    with pytest.raises(FineSightError, match="FINESIGHT_CACHE_GB allows"):
+        open_cache(source, SIDE, cache_dir=cache, progress=False)
+    monkeypatch.setenv("FINESIGHT_CACHE_GB", "many")
+    with pytest.raises(FineSightError, match="a number of gigabytes"):
+        open_cache(source, SIDE, cache_dir=cache, progress=False)
+
+
+def test_embedding_takes_turns_in_a_small_cache(
+    class_folders: Path, lcr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from finesight import api
+    from finesight.features.writing import embed_images
+
+    encoder = api.load(lcr, exact=True)
+    embed_images(encoder, class_folders, tmp_path / "whole.npz", cache_dir=tmp_path / "a", progress=False)
+    side = encoder.config.framing.scale.side
+    monkeypatch.setenv("FINESIGHT_CACHE_GB", str(13 * side * side * 3 * 1.5 / 1e9))
+    embed_images(encoder, class_folders, tmp_path / "turns.npz", cache_dir=tmp_path / "b", progress=False)
+    whole, turns = (np.load(tmp_path / f"{name}.npz") for name in ("whole", "turns"))
+    assert turns["paths"].tolist() == whole["paths"].tolist()
+    np.testing.assert_array_equal(turns["features"], whole["features"])
+    used = sum(file.stat().st_size for file in (tmp_path / "b").rglob("pixels.bin"))
+    assert used <= 13 * side * side * 3 * 1.5
