@@ -7,17 +7,20 @@ from typing import Annotated
 
 import typer
 
-from finesight.cli.options import CacheDir, Exact, PoolingOption, Quiet, Run, Workers
+from finesight.cli.options import CacheDir, Cluster, Exact, PoolingOption, Quiet, Run, Workers
 
 
 def embed(
     run: Run,
     images: Annotated[str, typer.Argument(help="A folder of images or a list of paths.")],
-    out: Annotated[Path, typer.Option("--out", "-o", help="features.npz, .parquet or .csv")],
+    out: Annotated[
+        Path, typer.Option("--out", "-o", help="features.npz, .parquet or .csv; with --cluster also a folder.")
+    ],
     pooling: PoolingOption = None,
     cache_dir: CacheDir = None,
     workers: Workers = None,
     exact: Exact = False,
+    cluster: Cluster = None,
     quiet: Quiet = False,
 ) -> None:
     """Write the feature of every image, with its path, in a stable order."""
@@ -26,12 +29,20 @@ def embed(
     from finesight.features.writing import check_output, embed_images
     from finesight.io.console import console, format_count
 
-    check_output(out)
+    if cluster is None or out.suffix:
+        check_output(out)
     name = pooling and str(pooling)
     encoder = api.load(run, exact=exact)
     warn_of_random_weights(run)
-    written, skipped = embed_images(
-        encoder, images, out, pooling=name, cache_dir=cache_dir, workers=workers, progress=not quiet
-    )
+    if cluster is not None:
+        from finesight.data.sources import open_source
+        from finesight.features.parts_folder import embed_on_cluster
+
+        source = open_source(images)
+        written, skipped = embed_on_cluster(cluster, run, encoder, source, out, pooling=name, progress=not quiet)
+    else:
+        written, skipped = embed_images(
+            encoder, images, out, pooling=name, cache_dir=cache_dir, workers=workers, progress=not quiet
+        )
     left_out = f"; {format_count(skipped, 'file was', 'files were')} skipped" if skipped else ""
     console.print(f"{format_count(written, 'feature')} in {out}{left_out}")

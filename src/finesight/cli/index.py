@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import Exact, Interval, Json, Quiet, RunOrEncoder, Watch, Workers
+from finesight.cli.options import Cluster, Exact, Interval, Json, Quiet, RunOrEncoder, Watch, Workers
 from finesight.errors import FineSightError, Interrupted
 from finesight.io.console import console, format_count
 from finesight.search.engines import uri_help
@@ -31,6 +31,7 @@ def index(
     as_json: Json = False,
     workers: Workers = None,
     exact: Exact = False,
+    cluster: Cluster = None,
     watch: Watch = False,
     interval: Interval = 5.0,
     verify: Annotated[
@@ -67,6 +68,7 @@ def index(
                 leave=leave,
                 verify=verify,
                 show=not quiet,
+                cluster=cluster,
             )
             if update.stopped:
                 done = update.added + update.changed

@@ -26,6 +26,10 @@ DATA_HELP = "A folder of images, a list of paths, or a known dataset; cub:PATH d
 
 Data = Annotated[str, typer.Option("--data", help=DATA_HELP)]
 CacheDir = Annotated[Path | None, typer.Option(help="Where decoded images are kept.")]
+Cluster = Annotated[
+    str | None,
+    typer.Option(help="Embed on a Ray cluster: ray://HOST:10001, HOST:6379, or local (docs/scaling.md)."),
+]
 Workers = Annotated[int | None, typer.Option(min=1, help="Threads that decode images.")]
 Json = Annotated[bool, typer.Option("--json", help="One JSON object on standard output, nothing else.")]
 Exact = Annotated[

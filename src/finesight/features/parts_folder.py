@@ -1,0 +1,142 @@
+"""Features in Parquet parts: written as they come, each image once by its content key, and continued if stopped."""
+
+from __future__ import annotations
+
+import os
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from finesight.data.sources import ImageSource
+from finesight.data.store import image_key, write_skipped
+from finesight.errors import FineSightError, SkipImage
+from finesight.features.encoder import Encoder
+from finesight.features.encoder_folder import fingerprint
+from finesight.features.on_ray import Embedded, connected, embed_on_ray
+from finesight.features.types import Floats
+from finesight.features.writing import write_features
+from finesight.io.atomic import atomic_path
+
+PART = 1024  # images of a part: a kill loses no more
+
+
+def embed_on_cluster(
+    cluster: str,
+    run: Path,
+    encoder: Encoder,
+    source: ImageSource,
+    out: Path,
+    *,
+    pooling: str | None = None,
+    progress: bool = True,
+) -> tuple[int, int]:
+    """Write the feature of each readable image, embedded by a Ray cluster; return how many, and how many were skipped.
+
+    ``out`` is a file as for ``embed_images``, or a folder (a name without suffix), which keeps the parts. The same
+    call continues what was stopped.
+    """
+    if source.trim:
+        raise FineSightError("Images whose last rows are cut off (FGVC-Aircraft) cannot be embedded by --cluster.")
+    name = pooling or encoder.config.pooling
+    parts = Parts(out if not out.suffix else out.with_name(f"{out.name}.parts"), f"{fingerprint(run)} {name}")
+    framing = encoder.config.framing
+    keys, skipped = np.zeros(len(source), "S16"), list(source.skipped)
+    for i in range(len(source)):
+        try:
+            keys[i] = image_key(str(source.file(i)), framing.scale)
+        except SkipImage as skip:
+            skipped.append((str(source.paths[i]), str(skip)))
+    todo = [i for i in parts.missing(keys).tolist() if keys[i]]
+    if todo:
+        with connected(cluster) as ray:
+            files = [str(source.file(i)) for i in todo]
+            rows = embed_on_ray(ray, run, files, framing, (name,), exact=encoder.exact, progress=progress)
+            skipped += parts.write(rows, name, keys[todo], source.paths[todo])
+    if out.suffix:
+        parts.assemble(keys, source.paths, out)
+    if skipped:
+        write_skipped(skipped, out.with_name(f"{out.stem}.skipped.csv"))
+    return len(parts.known()), len(skipped)
+
+
+class Parts:
+    """A folder of ``part-….parquet`` with the columns key, path and feature."""
+
+    def __init__(self, folder: Path, made_by: str) -> None:
+        """``made_by`` names encoder and pooling: parts of another one are refused."""
+        self.folder, note = folder, folder / "made-by.txt"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            if not note.exists():
+                if any(folder.iterdir()):
+                    raise FineSightError(f"{folder} is not empty and holds no features: give -o a new folder.")
+                note.write_text(made_by)
+            if note.read_text() != made_by:
+                raise FineSightError(f"{folder} holds features of another encoder or pooling: give -o a new name.")
+        except OSError as error:
+            raise FineSightError(f"{folder} cannot be written to: {error.strerror}.") from error
+
+    def _files(self) -> list[Path]:
+        return sorted(self.folder.glob("part-*.parquet"))
+
+    def known(self) -> NDArray[np.bytes_]:
+        """Return the keys of all images that are written."""
+        import pyarrow.parquet as pq
+
+        keys = [pq.read_table(file, columns=["key"]).column(0).to_pylist() for file in self._files()]
+        return np.array([key for part in keys for key in part], "S16")
+
+    def missing(self, keys: NDArray[np.bytes_]) -> NDArray[np.int64]:
+        """Return which of the images are not written yet; of several with one key, the first."""
+        first = np.unique(keys, return_index=True)[1]
+        return np.sort(first[~np.isin(keys[first], self.known())])
+
+    def write(
+        self, rows: Iterator[Embedded], pooling: str, keys: NDArray[np.bytes_], paths: NDArray[np.str_]
+    ) -> list[tuple[str, str]]:
+        """Write what comes, some at a time, and return path and reason of what could not be embedded."""
+        skipped: list[tuple[str, str]] = []
+        waiting: list[tuple[bytes, str, Floats]] = []
+        for row in rows:
+            if row.reason:
+                skipped.append((str(paths[row.number]), row.reason))
+                continue
+            waiting.append((keys[row.number], str(paths[row.number]), row.features[pooling]))
+            if len(waiting) == PART:
+                self._write(waiting)
+                waiting = []
+        if waiting:
+            self._write(waiting)
+        return skipped
+
+    def _write(self, rows: list[tuple[bytes, str, Floats]]) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as pq
+
+        keys, paths, features = zip(*rows, strict=True)
+        names = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths]
+        vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(features)), len(features[0]))
+        table = pa.table({"key": pa.array(keys, pa.binary()), "path": names, "feature": vectors})
+        with atomic_path(self.folder / f"part-{uuid.uuid4().hex}.parquet", sync=True) as scratch:
+            pq.write_table(table, scratch)
+
+    def assemble(self, keys: NDArray[np.bytes_], paths: NDArray[np.str_], out: Path) -> None:
+        """Write all features as one file in the order of the listing, and remove the parts."""
+        import shutil
+
+        import pyarrow.parquet as pq
+
+        tables = [pq.read_table(file, columns=["key", "feature"]) for file in self._files()]
+        if not tables:
+            raise FineSightError("None of the images could be embedded.")
+        known = np.concatenate([np.array(table.column(0).to_pylist(), "S16") for table in tables])
+        rows = [table.column(1).combine_chunks().flatten().to_numpy() for table in tables]
+        features = np.concatenate([row.reshape(table.num_rows, -1) for row, table in zip(rows, tables, strict=True)])
+        order = np.argsort(known)
+        places = np.minimum(np.searchsorted(known[order], keys), len(known) - 1)
+        there = known[order][places] == keys
+        write_features(paths[there], features[order][places[there]], out)
+        shutil.rmtree(self.folder)
