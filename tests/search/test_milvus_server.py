@@ -192,8 +192,12 @@ def test_a_writer_that_comes_back_from_the_dead(milvus_server: MilvusProcess, na
     ear, mouth = context.Pipe(duplex=False)
     writer = context.Process(target=_add_until_refused, args=(uri, mouth), daemon=True)
     writer.start()
-    while ear.recv() < 3:
-        pass
+    mouth.close()  # so that a writer that dies is heard
+    number = 0
+    while number < 3:
+        assert ear.poll(TIMEOUT), "the writer has not added an image"
+        number = ear.recv()
+        assert isinstance(number, int), number
     said_by_milvus(milvus_server, name, ELSEWHERE)
     assert writer.pid is not None
     os.kill(writer.pid, signal.SIGSTOP)
