@@ -11,10 +11,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
+from safetensors.torch import load_file
 from torch import distributed as dist
 from torch.multiprocessing import start_processes
 
+from finesight.training.config import build_config, read_yaml
+from finesight.training.save_encoder import frozen_encoder
 from processes import TIMEOUT, environment, rows, start_server
 
 RANKS = 2
@@ -54,3 +58,20 @@ def stopped_pair(out: Path, steps: int, stop: Callable[[int], None], *options: s
         if pair.poll() is None:
             os.killpg(pair.pid, signal.SIGKILL)
     return pair.returncode, err
+
+
+def assert_same_training(one: Path, two: Path) -> None:
+    for row, other in zip(rows(one), rows(two), strict=True):
+        assert row.keys() == other.keys()
+        assert row["step"] == other["step"]
+        for name in row:
+            assert bool(row[name]) == bool(other[name])
+            if row[name]:
+                assert float(other[name]) == pytest.approx(float(row[name]), rel=1e-4, abs=1e-6), (name, row["step"])
+    start = frozen_encoder(build_config(read_yaml(one / "config.yaml"))).backbone.state_dict()
+    first, second = (load_file(run / "encoder" / "encoder.safetensors") for run in (one, two))
+    assert first.keys() == second.keys()
+    moved = sum(float((first[f"backbone.{name}"] - weight).square().sum()) for name, weight in start.items()) ** 0.5
+    apart = sum(float((first[name] - second[name]).square().sum()) for name in first) ** 0.5
+    assert moved > 0.01
+    assert apart < 1e-3 * moved, "the updates are not the same"

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file
 from torch import nn
 
 from finesight.methods.base import DatasetInfo
@@ -18,10 +17,8 @@ from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.distributed import gather, gather_with_gradient, mean_over_ranks, shuffled_forward, sum_over_ranks
 from finesight.training.batches import step_generator
-from finesight.training.config import build_config, read_yaml
-from finesight.training.save_encoder import frozen_encoder
 from processes import TINY, TooLate, children_of, in_time, rows, trained
-from ranks import RANKS, in_ranks, stopped_pair
+from ranks import RANKS, assert_same_training, in_ranks, stopped_pair
 
 pytestmark = pytest.mark.slow
 
@@ -57,23 +54,6 @@ def test_two_devices_train_as_one(birds: Path, tmp_path: Path) -> None:
         assert_same_training(one, two)
 
     in_time(interrupt, tmp_path)
-
-
-def assert_same_training(one: Path, two: Path) -> None:
-    for row, other in zip(rows(one), rows(two), strict=True):
-        assert row.keys() == other.keys()
-        assert row["step"] == other["step"]
-        for name in row:
-            assert bool(row[name]) == bool(other[name])
-            if row[name]:
-                assert float(other[name]) == pytest.approx(float(row[name]), rel=1e-4, abs=1e-6), (name, row["step"])
-    start = frozen_encoder(build_config(read_yaml(one / "config.yaml"))).backbone.state_dict()
-    first, second = (load_file(run / "encoder" / "encoder.safetensors") for run in (one, two))
-    assert first.keys() == second.keys()
-    moved = sum(float((first[f"backbone.{name}"] - weight).square().sum()) for name, weight in start.items()) ** 0.5
-    apart = sum(float((first[name] - second[name]).square().sum()) for name in first) ** 0.5
-    assert moved > 0.01
-    assert apart < 1e-3 * moved, "the updates are not the same"
 
 
 def child_of(process: int) -> int:

@@ -72,8 +72,11 @@ def evaluate(
     for option, file in (("--save-labels", save_labels), ("--per-class", per_class)):
         _check_folder(option, file)
     from finesight import api
+    from finesight.evaluation.evaluate import evaluate_poolings
     from finesight.features.encoder_folder import warn_of_random
     from finesight.io.console import console, format_count
+    from finesight.training.cluster import find_launch, is_main_process, joined
+    from finesight.training.config import RuntimeConfig
 
     frozen = backbone, weights, resolution, output_stride, stride_in_1x1
     encoder = api.load(run) if run is not None else _frozen(*frozen)
@@ -85,18 +88,24 @@ def evaluate(
     settings = {name: value for name, value in own.items() if value is not None and name in _fields(chosen)}
     if not knn:
         settings["knn"] = ()
-    result = api.evaluate(
-        encoder,
-        data,
-        pooling=pooling and str(pooling),
-        linear=linear,
-        fractions=percents,
-        protocol=chosen(labels=labels, save_labels=save_labels, seed=seed, **settings),
-        limit_classes=limit_classes,
-        cache_dir=cache_dir,
-        workers=workers,
-        progress=not quiet,
-    )
+    name = encoder.config.pooling if pooling is None else str(pooling)
+    with joined(RuntimeConfig()):
+        results = evaluate_poolings(
+            encoder,
+            data,
+            (name,),
+            linear=linear,
+            fractions=percents,
+            protocol=chosen(labels=labels, save_labels=save_labels, seed=seed, **settings),
+            limit_classes=limit_classes,
+            cache_dir=cache_dir,
+            workers=workers,
+            progress=not quiet,
+            together=find_launch() is not None,
+        )
+    if not is_main_process():
+        return
+    result = results[name]
     if result.cache.skipped:
         first, reason = result.cache.skipped[0]
         skipped = format_count(len(result.cache.skipped), "file was", "files were")

@@ -81,7 +81,10 @@ def train(
         typer.Option("--show-config", help="Print every setting, with the reason for each that was chosen, and stop."),
     ] = False,
     devices: Annotated[int, typer.Option(min=1, help="Devices per machine; several train in parallel (DDP).")] = 1,
-    nodes: Annotated[int, typer.Option(min=1, help="Machines.")] = 1,
+    nodes: Annotated[int, typer.Option(min=1, help="Machines; torchrun, Slurm and Kubernetes tell it.")] = 1,
+    cache_shards: Annotated[
+        int, typer.Option(min=1, help="Parts of the images; a machine decodes only its own (docs/scaling.md).")
+    ] = 1,
     accelerator: Annotated[str, typer.Option(help="auto, cpu or gpu.")] = "auto",
     precision: Annotated[str, typer.Option(help="auto, 32, 16 or bf16.")] = "auto",
     compile: Annotated[
@@ -128,6 +131,7 @@ def train(
         RuntimeConfig,
         devices=devices,
         nodes=nodes,
+        cache_shards=cache_shards,
         accelerator=accelerator,
         precision=precision,
         compile=compile,
@@ -139,27 +143,23 @@ def train(
         progress=not quiet,
     )
     from finesight.io.signals import stoppable
-    from finesight.training.presets import plan_training
+    from finesight.training.cluster import joined, launched
+    from finesight.training.presets import plan_training, shared_plan
     from finesight.training.run_folder import RunFolder
 
-    with stoppable(lambda: "Stopped before the first step. The same command begins again."):
-        plan = plan_training(
-            merged,
-            RunFolder(out),
-            runtime,
-            preset=str(preset),
-            minutes=minutes,
-            restart=restart,
-            dry=show_config,
-        )
-    if show_config:
-        print(f"# {plan.words}\n" if plan.words else "", commented_yaml(plan.config, plan.reasons), sep="", end="")
-        return
-    from finesight.report.train import train_and_report
+    runtime = launched(runtime)
+    chosen: dict[str, Any] = {"preset": str(preset), "minutes": minutes, "restart": restart, "dry": show_config}
+    with joined(runtime):
+        with stoppable(lambda: "Stopped before the first step. The same command begins again."):
+            plan = shared_plan(lambda: plan_training(merged, RunFolder(out), runtime, **chosen))
+        if show_config:
+            print(f"# {plan.words}\n" if plan.words else "", commented_yaml(plan.config, plan.reasons), sep="", end="")
+            return
+        from finesight.report.train import train_and_report
 
-    if plan.words:
-        console.print(plan.words, markup=False)
-    run = train_and_report(plan.config, out, runtime, restart=restart, plan=plan.describe())
+        if plan.words:
+            console.print(plan.words, markup=False)
+        run = train_and_report(plan.config, out, runtime, restart=restart, plan=plan.describe())
     console.print(f"The encoder is in {run.encoder}, the report is {run.report}.")
 
 

@@ -25,8 +25,9 @@ from finesight.evaluation.protocols import ProbeTask, Protocol, provenance
 from finesight.evaluation.protocols.finesight import FineSightProtocol
 from finesight.evaluation.retrieval import RetrievalScores, retrieval
 from finesight.features.encoder import Encoder
-from finesight.features.extract import Extracted, extract
+from finesight.features.extract import Extracted, extract, extract_together
 from finesight.features.wide import Features, concatenate
+from finesight.nn.distributed import world
 from finesight.nn.poolings import find_pooling
 
 SPLIT_SEED = 0
@@ -69,6 +70,7 @@ def evaluate_poolings(
     workers: int | None = None,
     progress: bool = True,
     on_result: Callable[[Evaluation], None] | None = None,
+    together: bool = False,
 ) -> dict[str, Evaluation]:
     """Score ``encoder`` under each of ``poolings``, with one pass over the images for all of them.
 
@@ -88,6 +90,9 @@ def evaluate_poolings(
         How to score; by default ``FineSightProtocol()``.
     on_result
         Called with each evaluation as soon as it is known.
+    together
+        Whether all processes of a launcher call this function. Each embeds its share of the images; the first one
+        scores, and the others return nothing.
 
     Raises
     ------
@@ -123,9 +128,12 @@ def evaluate_poolings(
         test = test[cache.source.labels[test] >= 0]
         test = test[np.argsort(cache.source.labels[test], kind="stable")]
     setup = _Setup(encoder, cache, train, test, split, protocol, parts, unit, progress)
-    extracted = extract(encoder, cache, test, poolings, progress=progress)
+    embed = extract_together if together else extract
+    extracted = embed(encoder, cache, test, poolings, progress=progress)
     needed = tuple(poolings) if setup.search_all else probing if protocol.needs_train_features else ()
-    train_features = extract(encoder, cache, train, needed, progress=progress).features if needed else {}
+    train_features = embed(encoder, cache, train, needed, progress=progress).features if needed else {}
+    if together and world()[0] > 0:
+        return {}
     located = localize_poolings(extracted, cache, test, encoder.config.resolution, poolings)
     result: dict[str, Evaluation] = {}
     for name in sorted(poolings, key=lambda name: name in probing):

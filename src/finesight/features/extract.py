@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import reduce
 
 import numpy as np
 import torch
@@ -14,9 +15,10 @@ from finesight.data.sources import ImageSource
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import center_crop
-from finesight.features.wide import WIDE, Features, WideRows
+from finesight.features.wide import WIDE, Features, WideRows, concatenate
 from finesight.io.parallel import bounded_map
 from finesight.io.progress import track
+from finesight.nn.distributed import gather_objects, world
 from finesight.nn.poolings import find_pooling
 
 BATCH = 64
@@ -75,6 +77,37 @@ def extract(
         for name, batch in output.masks.items():
             masks[name][rows] = batch.numpy()
     return Extracted(features, masks, masks[encoder.shown_mask])
+
+
+def extract_together(
+    encoder: Encoder,
+    cache: DecodedCache,
+    indices: NDArray[np.int64],
+    poolings: Sequence[str],
+    *,
+    progress: bool = True,
+) -> Extracted:
+    """Return what ``extract`` does, on every rank, where each rank embeds every so-many-th image and no other.
+
+    All ranks must call it, with the same cache and the same indices.
+    """
+    rank, processes = world()
+    if processes == 1:
+        return extract(encoder, cache, indices, poolings, progress=progress)
+    shown = rank == 0 and progress
+    own = indices[rank::processes]
+    part = extract(encoder, cache, own, poolings, progress=shown) if len(own) else None
+    parts = [found for found in gather_objects(part) if found is not None]  # where images are few, not of every rank
+    count, step = len(indices), len(parts)
+    places = np.argsort(np.concatenate([np.arange(first, count, step) for first in range(step)]))
+
+    features = {name: _joined([one.features[name] for one in parts])[places] for name in parts[0].features}
+    masks = {name: np.concatenate([one.masks[name] for one in parts])[places] for name in parts[0].masks}
+    return Extracted(features, masks, masks[encoder.shown_mask])
+
+
+def _joined(parts: list[Features]) -> Features:
+    return reduce(concatenate, parts)
 
 
 def has_objects(source: ImageSource) -> bool:

@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import TypeVar
 
 import torch
 from torch import Tensor
 from torch import distributed as dist
+
+from finesight.errors import FineSightError
+
+T = TypeVar("T")
 
 
 def world() -> tuple[int, int]:
@@ -25,6 +30,33 @@ def gather(x: Tensor) -> Tensor:
     parts = [torch.empty_like(x) for _ in range(processes)]
     dist.all_gather(parts, x.contiguous())
     return torch.cat(parts)
+
+
+def from_first(make: Callable[[], T]) -> T:
+    """Return on every rank what ``make`` returns on the first one; a ``FineSightError`` is raised on every rank."""
+    rank, processes = world()
+    if processes == 1:
+        return make()
+    made: list[T | FineSightError | None] = [None]
+    if rank == 0:
+        try:
+            made = [make()]
+        except FineSightError as error:
+            made = [error]
+    dist.broadcast_object_list(made, src=0)
+    if isinstance(made[0], FineSightError):
+        raise made[0]
+    return made[0]  # type: ignore[return-value]
+
+
+def gather_objects(own: T) -> list[T]:
+    """Return what each rank has, in rank order, on every rank."""
+    processes = world()[1]
+    if processes == 1:
+        return [own]
+    found: list[T | None] = [None] * processes
+    dist.all_gather_object(found, own)
+    return found  # type: ignore[return-value]
 
 
 @torch.no_grad()

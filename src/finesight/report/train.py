@@ -12,11 +12,13 @@ from finesight.features.encoder import Encoder
 from finesight.io.console import console
 from finesight.io.signals import stoppable
 from finesight.report.run_report import write_run_report
+from finesight.training.cluster import is_main_process
 from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.progress import RunProgress
 from finesight.training.run_folder import RunFolder
-from finesight.training.train import is_main_process, train
-from finesight.training.train_images import encoder_cache, open_images
+from finesight.training.run_images import RunImages
+from finesight.training.train import train
+from finesight.training.train_images import encoder_cache, images_again
 from finesight.training.verdict import read_verdict, write_verdict
 
 REPORT_IMAGES = 64  # the report picks its pictures among these
@@ -44,9 +46,9 @@ def train_and_report(
             console.print(verdict.words, markup=False)
         if not run.report.exists():
             progress.tell("report", "writing the report")
-            cache = open_images(config, runtime)
-            few = np.linspace(0, len(cache) - 1, min(REPORT_IMAGES, len(cache))).round().astype(np.int64)
-            write_run_report(run, Encoder.load(run.encoder), None, encoder_cache(config, runtime, cache, few))
+            source, _ = images_again(config, runtime, RunImages.read(run.images))
+            few = np.linspace(0, len(source) - 1, min(REPORT_IMAGES, len(source))).round().astype(np.int64)
+            write_run_report(run, Encoder.load(run.encoder), None, encoder_cache(config, runtime, source, few))
     if progress.phase is not None:
         progress.tell("done", "training is done")
     return run

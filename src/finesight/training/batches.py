@@ -65,10 +65,13 @@ class Batches:
         processes: int = 1,
         hook: TrainingHook | None = None,
         steps_per_epoch: int | None = None,
+        parts: NDArray[np.int64] | None = None,
     ) -> None:
         """Without ``steps_per_epoch`` an epoch has as many steps as the images fill.
 
-        If it has more, images come again within an epoch; if it has fewer, each epoch takes others.
+        If it has more, images come again within an epoch; if it has fewer, each epoch takes others. ``parts`` says of
+        which part each image is (see ``training.parts``); where parts differ in size, images of the smaller ones
+        come again too.
         """
         self.cache, self.images, self.batch_size, self.seed, self.start = cache, images, batch_size, seed, start
         self.hook = hook
@@ -77,6 +80,7 @@ class Batches:
         self.total = self.steps_per_epoch * epochs if steps is None else steps
         share = batch_size // processes
         self.share = slice(rank * share, (rank + 1) * share)
+        self.parts = parts
         self._drawn: tuple[int, NDArray[np.int64]] | None = None  # the epoch that was asked for last, and its order
 
     def __len__(self) -> int:
@@ -91,8 +95,16 @@ class Batches:
 
     def _draw(self, epoch: int) -> NDArray[np.int64]:
         """Return the images of an epoch in its order."""
-        order = np.random.default_rng([self.seed, epoch]).permutation(self.images)
-        return np.resize(order, max(len(order), self.steps_per_epoch * self.batch_size))
+        rng = np.random.default_rng([self.seed, epoch])
+        if self.parts is None:
+            order = rng.permutation(self.images)
+            return np.resize(order, max(len(order), self.steps_per_epoch * self.batch_size))
+        order = rng.permutation(len(self.images))
+        groups = [order[self.parts[order] == part] for part in range(self.parts.max() + 1)]
+        each = self.batch_size // len(groups)
+        rows = [np.resize(group, (self.steps_per_epoch, each)) for group in groups]
+        drawn: NDArray[np.int64] = self.images[np.concatenate(rows, axis=1).ravel()]
+        return drawn
 
     def __iter__(self) -> Iterator[Batch]:
         """Yield the steps; the pixels of the next one are read while this one trains."""

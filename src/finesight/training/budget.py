@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,9 +17,9 @@ import torch
 from finesight.data.cache import DecodedCache
 from finesight.io.console import console
 from finesight.training.batches import Batch, Batches
+from finesight.training.begin import refuse_a_single_cell
 from finesight.training.config import TrainConfig
 from finesight.training.module import TrainingModule
-from finesight.training.train import refuse_a_single_cell
 
 RESERVE = 0.1  # of the training time: other programs may need the processor for a while
 FEWEST_STEPS = 20  # of a run that is worth a start
@@ -104,7 +105,8 @@ def measure(
             module.checkpoint_activations()
         refuse_a_single_cell(module)
         module.to(device).train()
-        images, options = np.arange(count), {"batch_size": share, "steps_per_epoch": per_epoch, "seed": config.seed}
+        images = np.arange(count)
+        options: dict[str, Any] = {"batch_size": share, "steps_per_epoch": per_epoch, "seed": config.seed}
         start = clock()
         module.hook.on_fit_start(cache, images, cache_dir)
         prepared = clock()

@@ -5,7 +5,6 @@ from __future__ import annotations
 import signal
 import threading
 import time
-from collections.abc import Callable
 from typing import Any
 
 import lightning as L
@@ -46,19 +45,10 @@ class StepHooks(L.Callback):
 
 
 class Journal(L.Callback):
-    """On rank 0: writes metrics, warns once about collapse, runs validation at the end of every few epochs."""
+    """On rank 0: writes metrics and warns once about collapse."""
 
-    def __init__(
-        self,
-        log: MetricsLog,
-        *,
-        log_every: int,
-        validate: Callable[[], dict[str, float]] | None,
-        validate_every: int,
-        progress: RunProgress,
-    ) -> None:
-        self.record, self.log_every, self.progress = log, log_every, progress
-        self.validate, self.validate_every = validate, validate_every
+    def __init__(self, log: MetricsLog, log_every: int) -> None:
+        self.record, self.log_every = log, log_every
         self.warned = False
 
     def on_train_batch_end(
@@ -68,13 +58,7 @@ class Journal(L.Callback):
         step, per_epoch = batch.step, pl_module.steps_per_epoch
         values = dict(pl_module.metrics)
         done = step + 1
-        epoch, rest = divmod(done, per_epoch)
-        last = done == pl_module.total_steps
-        due = last or (rest == 0 and epoch % self.validate_every == 0)
-        if self.validate is not None and due:
-            self.progress.tell("checking", "scoring the held-out images", done)
-            values |= self.validate()
-        if step % self.log_every == 0 or rest == 0 or last:
+        if step % self.log_every == 0 or done % per_epoch == 0 or done == pl_module.total_steps:
             self.record.write(step, done / per_epoch, values)
         if not self.warned and done >= WARN_AFTER and (warning := collapse_warning(values)):
             self.warned = True

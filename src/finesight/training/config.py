@@ -160,6 +160,7 @@ class RuntimeConfig(_Model):
     workers: int | None = Field(None, ge=1)
     devices: int = Field(1, ge=1)
     nodes: int = Field(1, ge=1)
+    cache_shards: int = Field(1, ge=1)  # parts of the images; a process decodes and reads only the parts it needs
     accelerator: Literal["auto", "cpu", "gpu"] = "auto"
     precision: Literal["auto", "32", "16", "bf16"] = "auto"
     compile: bool = False

@@ -7,9 +7,8 @@ ones are trained by the paper's recipe in a batch and a length that suit the fol
 from __future__ import annotations
 
 import json
-import os
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -20,9 +19,11 @@ import torch
 from finesight.errors import FineSightError
 from finesight.io.console import console, format_count
 from finesight.methods.base import find_method
+from finesight.nn.distributed import from_first
 from finesight.training.budget import FEWEST_STEPS, Pace, Work, measure, minutes_for, steps_within
+from finesight.training.cluster import find_launch, is_main_process
 from finesight.training.color_rule import MILD, choose_colors
-from finesight.training.config import RuntimeConfig, TrainConfig, build_config, dotted, nested
+from finesight.training.config import RuntimeConfig, TrainConfig, build_config, dotted, flat, nested
 from finesight.training.folder import SAMPLE, Folder, can_train, free_memory, look_at
 from finesight.training.gentle import GENTLE, choose_settings
 from finesight.training.lengths import Choice, Choices, Circumstances, length_settings
@@ -30,7 +31,6 @@ from finesight.training.renamed import current_settings
 from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import frozen_encoder
 from finesight.training.sizes import describe_sizes, fit_sizes
-from finesight.training.train import is_main_process
 
 PRESETS = ("auto", "gentle", "paper")
 NAMES = {"gentle": "preset gentle", "paper": "preset paper", "scratch": "the paper's recipe for random weights"}
@@ -71,6 +71,18 @@ class Plan:
         }
 
 
+def shared_plan(make: Callable[[], Plan]) -> Plan:
+    """Return the plan that the first process makes; the others build its settings from what it tells them."""
+    made: list[Plan] = []
+
+    def settings() -> dict[str, Any]:
+        made.append(make())
+        return flat(made[0].config)
+
+    told = from_first(settings)
+    return made[0] if made else Plan(build_config(told, warn=False))
+
+
 def plan_training(
     given: dict[str, Any],
     run: RunFolder | None,
@@ -101,7 +113,7 @@ def plan_training(
     settings, notes = current_settings(dotted(nested(given)))
     for note in notes:
         console.print(note, markup=False)
-    together = runtime.nodes > 1 or "TORCHELASTIC_RUN_ID" in os.environ  # every process plans: nothing may be timed
+    together = runtime.nodes > 1 or find_launch() is not None  # nothing may be timed on one machine
     if run is not None:
         if not (is_main_process() or together):
             return Plan(run.config())  # the first process has decided and stored it

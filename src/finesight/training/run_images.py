@@ -21,9 +21,11 @@ from torch import Tensor
 
 from finesight.data.cache import DecodedCache
 from finesight.data.sources import ImageSource
+from finesight.errors import FineSightError
 from finesight.io.atomic import atomic_path
 from finesight.io.console import format_count
 from finesight.methods.base import find_method
+from finesight.nn.distributed import from_first, gather_objects
 from finesight.training.config import TrainConfig
 from finesight.training.hooks import TrainingHook, rename_hook_state
 from finesight.training.metrics_log import STEP, read_metrics
@@ -47,7 +49,8 @@ class RunImages:
     def of(cls, cache: DecodedCache, held_out: Indices, steps_per_epoch: int) -> RunImages:
         """Return what a run that begins now has to remember."""
         paths = path_hashes(cache.source)
-        return cls(paths, paths[held_out], _pixel_hashes(cache, held_out), cache.source.classes, steps_per_epoch)
+        pixels = _pixel_hashes(cache, () if cache.is_part else held_out)  # which may be on other machines
+        return cls(paths, paths[held_out], pixels, cache.source.classes, steps_per_epoch)
 
     def write(self, file: Path) -> None:
         with atomic_path(file, sync=True) as scratch:
@@ -74,7 +77,8 @@ class RunImages:
         hashes = path_hashes(cache.source)
         held = np.isin(hashes, self.held_out)
         new = np.flatnonzero(~np.isin(hashes, self.paths))
-        held[new] = np.isin(_pixel_hashes(cache, new), self.held_out_pixels) if len(self.held_out_pixels) else False
+        if len(self.held_out_pixels) and not cache.is_part:
+            held[new] = np.isin(_pixel_hashes(cache, new), self.held_out_pixels)
         return np.flatnonzero(~held), np.flatnonzero(held)
 
     def relabel(self, cache: DecodedCache) -> DecodedCache:
@@ -101,6 +105,17 @@ class RunImages:
 def path_hashes(source: ImageSource) -> Hashes:
     """Return a hash of each image's path in the source."""
     return _hashes(os.fsencode(path) for path in source.paths.tolist())
+
+
+def require_same_images(cache: DecodedCache) -> None:
+    """Raise FineSightError if another process, on another machine, finds other images."""
+    digest = hashlib.blake2b(path_hashes(cache.source).tobytes()).digest()
+    count, first = from_first(lambda: (len(cache), digest))
+    if any(gather_objects(first != digest)):
+        raise FineSightError(
+            f"The machines do not see the same images: {len(cache):,} here, {count:,} on the first one. "
+            "Give all of them the same files under the same names."
+        )
 
 
 def _pixel_hashes(cache: DecodedCache, images: Iterable[int]) -> Hashes:

@@ -11,17 +11,18 @@ from finesight.errors import FineSightError
 from finesight.io.console import console, format_count
 from finesight.methods.base import find_method
 from finesight.training.config import RuntimeConfig, TrainConfig
+from finesight.training.parts import open_part
 from finesight.training.progress import RunProgress
 from finesight.training.run_folder import RunFolder
-from finesight.training.run_images import RunImages
+from finesight.training.run_images import RunImages, path_hashes
 
 
 def encoder_cache(
-    config: TrainConfig, runtime: RuntimeConfig, cache: DecodedCache, images: NDArray[np.int64], *, show: bool = False
+    config: TrainConfig, runtime: RuntimeConfig, source: ImageSource, images: NDArray[np.int64], *, show: bool = False
 ) -> DecodedCache:
-    """Return these images of the training cache, resized as for the encoder."""
+    """Return these images of the source, resized as for the encoder."""
     return open_cache(
-        cache.source.select(images),
+        source.select(images),
         config.encoder_framing.scale,
         cache_dir=runtime.cache_dir,
         workers=runtime.workers,
@@ -41,14 +42,13 @@ def open_images(
     if run is not None:
         console.print(source.describe())
     source = train_part(source, config, known)
-    cache = open_cache(
-        source,
-        cache_side(config.views.resolution),
-        cache_dir=runtime.cache_dir,
-        workers=runtime.workers,
-        progress=runtime.progress and run is not None,
-        callback=None if progress is None else progress.tell_decoding,
-    )
+    side, show = cache_side(config.views.resolution), runtime.progress and run is not None
+    callback = None if progress is None else progress.tell_decoding
+    if runtime.cache_shards > 1:
+        cache = open_part(source, side, runtime, progress=show, callback=callback)
+    else:
+        where, workers = runtime.cache_dir, runtime.workers
+        cache = open_cache(source, side, cache_dir=where, workers=workers, progress=show, callback=callback)
     if run is not None:
         write_skipped(cache.skipped, run.skipped)
         if cache.skipped:
@@ -57,6 +57,21 @@ def open_images(
         if known is not None and (changes := known.changes(cache.source)):
             console.print(changes)
     return cache
+
+
+def images_again(
+    config: TrainConfig, runtime: RuntimeConfig, known: RunImages | None
+) -> tuple[ImageSource, NDArray[np.int64]]:
+    """Return the train images of a finished run and which of them are held out, as one process sees them alone.
+
+    Of images that are decoded in parts, on several machines, none is decoded here.
+    """
+    if runtime.cache_shards > 1 and known is not None:
+        source = train_part(open_source(config.data), config, known)
+        hashes = path_hashes(source)
+        return source, np.flatnonzero(np.isin(hashes, known.held_out))
+    cache = open_images(config, runtime, known=known)
+    return cache.source, split_images(cache, config, known)[1]
 
 
 def prepare_data(

@@ -35,7 +35,7 @@ from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.run_folder import RunFolder
 from finesight.training.run_images import RunImages
 from finesight.training.save_encoder import FROZEN_POOLING, frozen_encoder, frozen_poolings
-from finesight.training.train_images import encoder_cache, open_images, split_images
+from finesight.training.train_images import encoder_cache, images_again
 
 Answer = Literal["better", "worse", "cannot tell"]
 Source = Literal["labels", "clicks", "nothing"]
@@ -153,11 +153,10 @@ def _held_out(config: TrainConfig, runtime: RuntimeConfig, trained: Path, began:
     if config.validation.fraction == 0:
         return LabelEvidence(why_not="no images were held out of training (validation.fraction is 0)")
     try:
-        cache = open_images(config, runtime, known=began)
+        source, held_out = images_again(config, runtime, began)
     except FineSightError as error:
         return LabelEvidence(why_not=f"the images cannot be read again: {error}")
-    _, held_out = split_images(cache, config, began)
-    labels = cache.source.labels
+    labels = source.labels
     if labels is None or (labels < 0).all():
         return LabelEvidence(why_not="there are no labels")
     queries = _queries(labels[held_out])
@@ -167,7 +166,7 @@ def _held_out(config: TrainConfig, runtime: RuntimeConfig, trained: Path, began:
             why_not=f"only {queries} of {len(held_out)} held-out images have another image of their class among them, "
             f"and at least {MIN_QUERIES} are needed",
         )
-    seen = encoder_cache(config, runtime, cache, held_out)
+    seen = encoder_cache(config, runtime, source, held_out)
     known = seen.source.labels
     assert known is not None
     device = torch.device("cuda" if runtime.accelerator != "cpu" and torch.cuda.is_available() else "cpu")
