@@ -545,19 +545,16 @@ def test_default_cache_dir(folder: Path, tmp_path: Path, monkeypatch: pytest.Mon
 BUILD = """
 import sys, time
 from pathlib import Path
-from PIL import Image
 from finesight.data.geometry import Scale
 from finesight.data.sources import open_source
 from finesight.data.store import add_images, image_key, read_entries
 folder, cache, side, slow_file, go_on = sys.argv[1:]
 scale = Scale(int(side))
-open_image = Image.open
-def open_on_a_slow_disk(file, **options):
-    while file.name.endswith(slow_file) and not Path(go_on).exists():
+def slow_disk(event, arguments):
+    while event == "open" and str(arguments[0]).endswith(slow_file) and not Path(go_on).exists():
         time.sleep(0.01)
-    return open_image(file, **options)
-Image.open = open_on_a_slow_disk
 files = [f"{folder}/{path}" for path in open_source(folder).paths]
+sys.addaudithook(slow_disk)
 print("ready", flush=True)
 sys.stdin.readline()
 add_images(Path(cache), [(image_key(f, scale), f, 0) for f in files], scale, workers=1, shard_images=16)
