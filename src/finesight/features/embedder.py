@@ -86,12 +86,12 @@ class OnnxEmbedder:
             self.fingerprint = str(metadata["fingerprint"])
             self.framing = Framing.of(metadata["encoder"])
             pooling = find_pooling(str(metadata["encoder"]["pooling"]))
+            there = {one.name for one in (*self._session.get_outputs(), *self._session.get_inputs())}
         except (KeyError, TypeError, ValueError, OverflowError) as error:
             raise FineSightError(f"What {model} says about itself is damaged: {error}") from error
         self.spaces = pooling.spaces
         self._pooling = pooling
         self._outputs = [*(output_of(space, pooling) for space in self.spaces), ATTENTION]
-        there = {one.name for one in (*self._session.get_outputs(), *self._session.get_inputs())}
         if missing := {IMAGES, *self._outputs} - there:
             raise FineSightError(f"{model} is damaged: its graph has no {', '.join(sorted(missing))}. Export it again.")
 

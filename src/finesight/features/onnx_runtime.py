@@ -77,10 +77,10 @@ def open_session(model: Path, threads: int | None = None) -> Any:
 
 def read_metadata(session: Any, model: Path) -> dict[str, Any]:
     """Return what ``finesight export`` wrote into the file about its encoder, or raise ``FineSightError``."""
-    text = session.get_modelmeta().custom_metadata_map.get(KEY)
-    if text is None:
-        raise FineSightError(f"{model} was not made by `finesight export`: it does not say which encoder it is.")
     try:
+        text = session.get_modelmeta().custom_metadata_map.get(KEY)
+        if text is None:
+            raise FineSightError(f"{model} was not made by `finesight export`: it does not say which encoder it is.")
         metadata = json.loads(text)
         found = metadata["format"]
     except (ValueError, KeyError, TypeError, RecursionError) as error:
