@@ -345,8 +345,8 @@ for words in (["index", "--help"], ["clusters", "--help"], ["index", {str(run)!r
     env["PYTHONPATH"] = f"{tmp_path}{os.pathsep}{env.get('PYTHONPATH', '')}"
     done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
-    assert "A folder, milvus://host:port/collection, FILE.db, or toy://NAME." in done.stdout
-    assert "An index folder, a run, milvus://host:port/collection, FILE.db, or toy://NAME." in done.stdout
+    assert "A folder, milvus://host:port/collection, FILE.db, s3://BUCKET/NAME (gs, hf), or toy://NAME." in done.stdout
+    assert "FILE.db, s3://BUCKET/NAME (gs, hf, https), or toy://NAME." in done.stdout
     assert "toy://x: 3 images (3 added" in done.stdout
     assert "1.png" in done.stdout.splitlines()[-2]
     assert (tmp_path / "toys-x" / "index.json").is_file()
