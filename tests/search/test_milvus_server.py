@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import multiprocessing
 import os
+import re
 import signal
 import time
 from contextlib import suppress
@@ -44,7 +45,8 @@ def collections(server: MilvusProcess, name: str) -> list[str]:
 
 def said_by_milvus(server: MilvusProcess, name: str, owner: str) -> None:
     """Let the writer of an index be another one than it is."""
-    newest = max((one for one in collections(server, name) if "__fs_e" in one), key=lambda one: int(one.split("_e")[1]))
+    epochs = [int(found[1]) for one in collections(server, name) if (found := re.search(r"__fs_e(\d+)$", one))]
+    newest = f"{name}__fs_e{max(epochs)}"
     server.client().alter_collection_properties(newest, {"finesight.owner": owner})
 
 
