@@ -29,7 +29,7 @@ check: lint
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Speed, beside what one would use instead (docs/performance.md). BENCH=--quick takes two minutes.
+# Speed, beside what one would use instead (docs/performance.md). BENCH=--quick takes a few minutes.
 bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,bench]"
 	$(BIN)/python benchmarks/run_all.py $(BENCH)

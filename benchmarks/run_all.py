@@ -2,7 +2,7 @@
 
 make bench                                                       # what needs no data
 make bench BENCH="--cub CUB_200_2011 --weights RESNET50"          # and whole jobs
-make bench BENCH=--quick                                         # two minutes: do they run
+make bench BENCH=--quick                                         # a few minutes: do they run
 """
 
 from __future__ import annotations
