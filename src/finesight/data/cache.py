@@ -160,10 +160,10 @@ def open_cache(
     keys, problems = _keys(source, scale)
     entries = read_entries(folder)
     present = np.array([i not in problems for i in range(len(source))], bool)
-    missing = np.flatnonzero(present & (entries.find(keys) < 0)).tolist()
+    found = entries.find(keys)
+    missing = np.flatnonzero(present & (found < 0)).tolist()
     if missing:
         jobs = [(k, str(source.file(i)), source.trim) for k, i in zip(keys[missing].tolist(), missing, strict=True)]
-        found = entries.find(keys)
         needed = {entries.shards[shard] for shard in np.unique(entries.shard[found[found >= 0]]).tolist()}
         make_room(folder.parent, len(missing), scale.side, needed)
         unreachable = add_images(folder, jobs, scale, workers, progress, shard_images, callback)

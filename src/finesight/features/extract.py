@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import reduce
 
 import numpy as np
 import torch
@@ -101,13 +100,9 @@ def extract_together(
     count, step = len(indices), len(parts)
     places = np.argsort(np.concatenate([np.arange(first, count, step) for first in range(step)]))
 
-    features = {name: _joined([one.features[name] for one in parts])[places] for name in parts[0].features}
+    features = {name: concatenate(*(one.features[name] for one in parts))[places] for name in parts[0].features}
     masks = {name: np.concatenate([one.masks[name] for one in parts])[places] for name in parts[0].masks}
     return Extracted(features, masks, masks[encoder.shown_mask])
-
-
-def _joined(parts: list[Features]) -> Features:
-    return reduce(concatenate, parts)
 
 
 def has_objects(source: ImageSource) -> bool:

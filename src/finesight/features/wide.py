@@ -84,13 +84,17 @@ class WideRows:
 Features = NDArray[np.float32] | WideRows
 
 
-def concatenate(first: Features, second: Features) -> Features:
-    """Return the rows of both."""
-    if isinstance(first, WideRows) and isinstance(second, WideRows):
-        rows = np.concatenate([first.rows, len(first.values) + second.rows])
-        scale = np.concatenate([first.scale, second.scale])
-        return WideRows(np.concatenate([first.values, second.values]), rows, scale)
-    return np.concatenate([first, second])
+def concatenate(*parts: Features) -> Features:
+    """Return the rows of all, which are at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    wide = [part for part in parts if isinstance(part, WideRows)]
+    if len(wide) < len(parts):
+        return np.concatenate(parts)
+    starts = np.cumsum([0, *(len(part.values) for part in wide[:-1])])
+    rows = np.concatenate([start + part.rows for start, part in zip(starts, wide, strict=True)])
+    scale = np.concatenate([part.scale for part in wide])
+    return WideRows(np.concatenate([part.values for part in wide]), rows, scale)
 
 
 def is_wide(features: Features) -> bool:

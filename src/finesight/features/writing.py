@@ -8,7 +8,6 @@ import zipfile
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import replace
-from functools import reduce
 from pathlib import Path
 
 import numpy as np
@@ -71,7 +70,7 @@ def embed_images(
         skipped += cache.skipped
     if not parts:
         raise FineSightError(f"none of the {len(source):,} images of {images} can be read, the first: {skipped[0][1]}.")
-    features, names = reduce(concatenate, parts), np.concatenate(paths)
+    features, names = concatenate(*parts), np.concatenate(paths)
     try:
         write_features(names, features, out)
     except WriteError as error:
