@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 JOBS ?= 2
 
-.PHONY: demo check test lint bench chaos fuzz audit clean
+.PHONY: demo check test lint docs bench chaos fuzz audit dist clean
 
 $(VENV)/.installed: pyproject.toml
 	@test -d $(VENV) || $(PYTHON) -m venv $(VENV)
@@ -29,26 +29,45 @@ check: lint
 test: lint
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder
 
-# Speed, beside what one would use instead (docs/performance.md). BENCH=--quick takes a few minutes.
-bench: $(VENV)/.installed
+# The documentation site, in site/: strict, so that a dead link or anchor is an error.
+docs: $(VENV)/.installed
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet
+	@echo "Open site/index.html; for the search box: $(PYTHON) -m http.server --directory site"
+
+$(VENV)/.bench: $(VENV)/.installed
 	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[dev,bench]"
+	@touch $@
+
+# Speed, beside what one would use instead (docs/performance.md). BENCH=--quick takes two minutes.
+bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run_all.py $(BENCH)
 
-# Kills, full disks, flipped bits, jumping clocks, little memory (docs/reliability.md). tests/faults has a form of two minutes.
+# Kills, full disks, flipped bits, jumping clocks, little memory, hostile pictures (docs/reliability.md). What was done
+# before is kept in results/chaos: the next run goes on from there. tests/faults has a form of two minutes.
 chaos: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
+	PYTHONPATH=tests $(BIN)/python -m chaos.attacks -o results/chaos/attacks.json
 
-# Damaged images, lists, annotations and requests, others each time.
+# Damaged files and requests, others each time: FUZZ of each kind, then SECONDS guided by coverage for each reader.
 FUZZ ?= 2000
+SECONDS ?= 120
 fuzz: $(VENV)/.installed
-	FINESIGHT_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -n $(JOBS) tests/fuzz
+	FINESIGHT_FUZZ=$(FUZZ) $(BIN)/python -m pytest -q -n $(JOBS) tests/fuzz tests/faults/test_fuzz.py
+	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[fuzz]"
+	$(BIN)/python tests/fuzz/guided.py --seconds $(SECONDS) -o results/chaos/guided.json
 
-# What is installed (sbom.json; no network needed), and which of it has known vulnerabilities (asks PyPI).
+# What is installed (sbom.json; no network needed), and which of it has known vulnerabilities (asks PyPI). The tools have
+# an environment of their own, so that they are not part of what they look at.
 audit: $(VENV)/.installed
-	$(BIN)/pip install --quiet --disable-pip-version-check -e ".[audit]"
-	$(BIN)/cyclonedx-py environment --pyproject pyproject.toml --output-file sbom.json $(BIN)/python
+	@test -d $(VENV)/audit || $(PYTHON) -m venv $(VENV)/audit
+	$(VENV)/audit/bin/pip install --quiet --disable-pip-version-check "pip-audit>=2.7" "cyclonedx-bom>=4.4"
+	$(VENV)/audit/bin/cyclonedx-py environment --pyproject pyproject.toml --output-file sbom.json $(BIN)/python
 	$(BIN)/pip freeze --exclude-editable > $(VENV)/installed.txt
-	$(BIN)/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r $(VENV)/installed.txt
+	$(VENV)/audit/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r $(VENV)/installed.txt
+
+# Both wheels: finesight, and finesight-onnx for machines without torch (docs/install.md).
+dist: $(VENV)/.installed
+	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . ./packaging/finesight-onnx
 
 clean:
-	rm -rf demo runs $(VENV)
+	rm -rf demo dist runs site $(VENV)

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import os
+import shutil
 import socket
 import subprocess
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
+
+import pytest
 
 USER = "root:Milvus"  # that every new server has
 
@@ -23,21 +28,37 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
+def write_etcd_settings(file: Path, clients: int, peers: int) -> Path:
+    """Let etcd listen at these ports."""
+    client, peer = (f"http://127.0.0.1:{port}" for port in (clients, peers))
+    lines = [f"listen-client-urls: {client}", f"advertise-client-urls: {client}", f"listen-peer-urls: {peer}"]
+    lines += [f"initial-advertise-peer-urls: {peer}", f"initial-cluster: default={peer}"]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text("\n".join([*lines, ""]))
+    return file
+
+
 class MilvusProcess:
-    """A standalone server that wants user and password. It takes seven seconds to start, and 450 MB of disk."""
+    """A standalone server that wants user and password. It takes seven seconds to start, and 450 MB of disk.
+
+    The etcd inside it listens at ports 2379 and 2380 whatever the settings of Milvus say, so that a second server could
+    not start: it gets settings of its own.
+    """
 
     def __init__(self, folder: Path) -> None:
         import milvus
 
         self._server: Any = milvus.MilvusServer(milvus.MilvusServerConfig(data_dir=str(folder)))
         keys = [key for key in self._server.config_keys if key.endswith("_port")]
-        ports = free_ports(len(keys) + 1)
-        self._server.config.update(**dict(zip(keys, ports[1:], strict=True)))
+        ports = free_ports(len(keys) + 3)
+        self._server.config.update(**dict(zip(keys, ports[3:], strict=True)))
         self._server.config.set("authorization_enabled", True)
         self._server.config.set("common.session.ttl", 5)  # for so long a server that was killed is taken for alive
         self._server.webservice_port = ports[0]
         self._folder = folder
-        self._server.start()
+        self._env = {"ETCD_CONFIG_PATH": str(write_etcd_settings(folder / "etcd.yaml", *ports[1:3]))}
+        with mock.patch.dict(os.environ, self._env):
+            self._server.start()
         self.port: int = self._server.listen_port
 
     def start(self) -> None:
@@ -47,7 +68,7 @@ class MilvusProcess:
         env |= {"MILVUS_RUN_DIR": str(self._folder / "run"), "LD_LIBRARY_PATH": str(program.parent)}
         self._server.server_proc = subprocess.Popen(
             [program, "run", "standalone"],
-            env={**os.environ, **env},
+            env={**os.environ, **self._env, **env},
             cwd=self._folder,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -67,6 +88,26 @@ class MilvusProcess:
         from pymilvus import MilvusClient
 
         return MilvusClient(f"http://127.0.0.1:{self.port}", token=USER)
+
+
+@contextmanager
+def running_milvus(folder: Path) -> Iterator[MilvusProcess]:
+    """Run a server for as long as it is needed, and remove what it leaves."""
+    server = MilvusProcess(folder)
+    try:
+        yield server
+    finally:
+        server.kill()
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+@pytest.fixture(scope="module")
+def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusProcess]:
+    """A server of its own for a file of tests."""
+    pytest.importorskip("milvus", reason="the server of the package milvus is for Linux on x86-64")
+    pytest.importorskip("pymilvus", reason="pymilvus is not installed")
+    with running_milvus(tmp_path_factory.mktemp("milvus")) as server:
+        yield server
 
 
 class Wire:

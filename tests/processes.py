@@ -19,13 +19,15 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from multiprocessing import forkserver
 from pathlib import Path
+from typing import Any
 
 # A network of a few thousand weights on 32 px with a 4×4 map: some 20 ms a step.
 TINY = (
     *("--backbone", "test_resnet", "--weights", "random", "--resolution", "32", "--output-stride", "8"),
     *("--batch-size", "8", "--projections", "4", "--log-every", "1", "--accelerator", "cpu", "--quiet"),
 )
-TIMEOUT = 300.0  # only for what hangs: a busy machine takes several times as long as a quiet one
+# Only for what hangs: a busy machine takes several times as long as a quiet one.
+TIMEOUT = float(os.environ.get("FINESIGHT_TEST_TIMEOUT", "300"))
 ONE_THREAD = {name: "1" for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")}
 PRELOAD = ["pytest", "finesight.cli.main", "finesight.api", "finesight.features.writing", "finesight.report.run_report"]
 
@@ -69,9 +71,15 @@ def start_server() -> None:
         os.environ.update(before)
 
 
-def _run_cli(args: list[str], out: str, err: str, env: dict[str, str]) -> None:
+def _redirected(out: str, err: str, target: Callable[..., None], *args: Any) -> None:
     for descriptor, file in ((1, out), (2, err)):
         os.dup2(os.open(file, os.O_WRONLY), descriptor)
+    target(*args)
+
+
+def _run_cli(args: list[str], env: dict[str, str], folder: str | None = None) -> None:
+    if folder is not None:
+        os.chdir(folder)
     os.environ.clear()
     os.environ.update(env)
     sys.path[:0] = [path for path in env.get("PYTHONPATH", "").split(os.pathsep) if path and path not in sys.path]
@@ -84,14 +92,15 @@ def _run_cli(args: list[str], out: str, err: str, env: dict[str, str]) -> None:
 class Command:
     """``finesight ARGS``, running."""
 
-    def __init__(self, *args: str | Path, **env: str) -> None:
+    def __init__(self, *args: str | Path, cwd: Path | None = None, **env: str) -> None:
+        self._begin(_run_cli, [str(arg) for arg in args], environment(**env), None if cwd is None else str(cwd))
+
+    def _begin(self, target: Callable[..., None], *args: Any) -> None:
+        """Call a function in a process of its own, and keep what it prints."""
         self._out, self._err = (_empty_file() for _ in range(2))
-        words = [str(arg) for arg in args]
         start_server()
         context = multiprocessing.get_context("forkserver")
-        self.process = context.Process(
-            target=_run_cli, args=(words, self._out, self._err, environment(**env)), daemon=True
-        )
+        self.process = context.Process(target=_redirected, args=(self._out, self._err, target, *args), daemon=True)
         self.process.start()
 
     @property
@@ -131,9 +140,9 @@ class Command:
         return Finished(code, out, err)
 
 
-def command(*args: str | Path, **env: str) -> Finished:
+def command(*args: str | Path, cwd: Path | None = None, **env: str) -> Finished:
     """``finesight ARGS`` to its end, quickly started."""
-    return Command(*args, **env).wait()
+    return Command(*args, cwd=cwd, **env).wait()
 
 
 def children_of(process: int) -> list[int]:
@@ -143,6 +152,14 @@ def children_of(process: int) -> list[int]:
         with contextlib.suppress(OSError):  # it may end meanwhile
             parents[int(file.parent.name)] = int(file.read_text().rpartition(")")[2].split()[1])
     return [number for number, parent in parents.items() if parent == process]
+
+
+def processor_seconds(process: int) -> float:
+    """The processor time that a process has had, with that of its children that have ended; 0 if it is gone."""
+    with contextlib.suppress(OSError):
+        times = Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[11:15]
+        return sum(map(int, times)) / os.sysconf("SC_CLK_TCK")
+    return 0.0
 
 
 class TooLate(Exception):

@@ -34,7 +34,7 @@ from processes import Command
 BASE = "http://127.0.0.1:8000"
 
 
-def indexed(run: Path, images: Path) -> Path:
+def indexed(run: Path, images: Path | str) -> Path:
     """``run`` with an index of ``images``, as ``finesight index`` leaves it."""
     engine = TorchEmbedder.load(run)
     index = open_or_create(str(run / "index"), engine, run, images)

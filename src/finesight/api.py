@@ -5,29 +5,37 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from finesight.curation.clean import clean as clean_source
+from finesight.curation.findings import Cleaning
+from finesight.evaluation.compare import Comparison
+from finesight.evaluation.compare import compare as compare_encoders
 from finesight.evaluation.evaluate import Evaluation
 from finesight.evaluation.evaluate import evaluate as evaluate_encoder
 from finesight.evaluation.judging import IMAGES
 from finesight.features.encoder import Encoder
 from finesight.features.encoder_config import EncoderConfig
-from finesight.nn.backbone_config import BackboneConfig
+from finesight.nn.backbone_config import HUB_PREFIX, BackboneConfig
 from finesight.nn.feature_map import find_map
 from finesight.nn.pixels import own_pixels
 from finesight.report.judge import Judge, rewrite_verdict
+from finesight.report.run import Run
 from finesight.report.train import train_and_report
 from finesight.report.verdict import renew_verdict
 from finesight.training.candidates import candidate_names, judged_run, open_judging
 from finesight.training.config import RuntimeConfig
 from finesight.training.presets import plan_training
 from finesight.training.run_folder import RunFolder
+from finesight.training.save_encoder import frozen_pooling
 from finesight.training.verdict import Kept, Verdict
 
 
 def load(path: str | Path, *, exact: bool = False) -> Encoder:
-    """Return the encoder of a finished run (the run folder, or its ``encoder`` folder).
+    """Return the encoder of a finished run (the run folder, or its ``encoder`` folder), or of ``hf-hub:OWNER/NAME``.
 
     With ``exact`` a feature does not depend on the images embedded with it in any bit, which is slower on the CPU.
     """
+    if str(path).startswith(HUB_PREFIX):
+        return Encoder.from_pretrained(str(path), exact=exact)
     return Encoder.load(path, exact=exact)
 
 
@@ -55,6 +63,26 @@ def train(
     return Encoder.load(run.root)
 
 
+def open_run(path: str | Path) -> Run:
+    """Open the folder of a run to look at its settings, curves, verdict and scores; in a notebook it shows itself.
+
+    Raises ``FineSightError`` if the folder is no run.
+    """
+    return Run(path)
+
+
+def compare(a: Encoder | str | Path, b: Encoder | str | Path, data: str | Path, **options: Any) -> Comparison:
+    """Return whether ``b`` is better than ``a`` on labeled ``data``, query by query, with 95 % intervals.
+
+    Runs are encoders or folders. ``options`` are those of ``finesight.evaluation.compare.compare``, among them
+    ``pooling_a`` and ``pooling_b``. In a notebook, the result shows the scores and the images that changed.
+    """
+    first = a if isinstance(a, Encoder) else load(a)
+    same = not isinstance(a, Encoder) and not isinstance(b, Encoder) and Path(a).resolve() == Path(b).resolve()
+    second = first if same else b if isinstance(b, Encoder) else load(b)
+    return compare_encoders(first, second, data, **options)
+
+
 def verdict(run: str | Path, *, keep: Kept | None = None, runtime: RuntimeConfig | None = None) -> Verdict | None:
     """Return whether training helped and which features are kept; None for a run that trained nothing.
 
@@ -64,7 +92,11 @@ def verdict(run: str | Path, *, keep: Kept | None = None, runtime: RuntimeConfig
 
 
 def evaluate(encoder: Encoder | str | Path, data: str | Path, **options: Any) -> Evaluation:
-    """Retrieval, linear probe and localization; see ``finesight.evaluation.evaluate``."""
+    """Score an encoder or a run on labeled ``data``: retrieval, kNN, linear probes and localization.
+
+    ``options`` are those of ``finesight.evaluation.evaluate.evaluate_poolings``: ``linear=False`` leaves out the
+    linear probes, which take longest. In a notebook, the result shows a table.
+    """
     return evaluate_encoder(encoder if isinstance(encoder, Encoder) else load(encoder), data, **options)
 
 
@@ -86,6 +118,21 @@ def judge(
     judging, source = open_judging(names, data, runtime, images=images)
     run = judged_run(names)
     return Judge(judging, source, on_end=None if run is None else lambda decision: rewrite_verdict(run, runtime))
+
+
+def clean(
+    data: str | Path, encoder: Encoder | str | Path | None = None, *, out: str | Path | None = None, **options: Any
+) -> Cleaning:
+    """Return labels that are probably wrong, copies and outliers; see ``finesight.curation.clean``.
+
+    Without an encoder (or the folder of a run) it is the frozen ResNet-50. ``out`` is a folder for ``report.html``,
+    ``clean.csv`` and the features. The result has ``suspects``, ``duplicates``, ``outliers`` and ``to_pandas()``.
+    """
+    if encoder is None:
+        backbone = BackboneConfig()
+        encoder = frozen(backbone, pooling=frozen_pooling(backbone.name))
+    encoder = encoder if isinstance(encoder, Encoder) else load(encoder)
+    return clean_source(data, encoder, out=None if out is None else Path(out), **options)
 
 
 def frozen(backbone: BackboneConfig, resolution: int | None = None, pooling: str = "average") -> Encoder:

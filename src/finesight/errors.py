@@ -5,7 +5,7 @@ from collections.abc import Iterable
 
 
 class FineSightError(Exception):
-    """Something in the input, the options or the machine; the message says what was found and what to do."""
+    """Something in the input, in the options or on the machine is wrong; the message says what it is and what to do."""
 
 
 def unknown(kind: str, name: str, known: Iterable[str]) -> FineSightError:

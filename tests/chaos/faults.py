@@ -9,12 +9,13 @@ import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from chaos.workloads import WEIGHTS, WORKLOADS, Workload, World
+from chaos.writes import build_library
 from disks import NoSmallDisk, small_disk
 from processes import TIMEOUT, Finished, environment
 
@@ -131,19 +132,21 @@ def vanished_images(world: World, root: Path, known: Known, draw: random.Random,
             yield judge("vanished or changed images", f"{workload.name}, {name}", running.wait())
 
 
+FLIPPED = {
+    "cache pixels": ("cache", "cache/**/pixels.bin"),
+    "cache index": ("cache", "cache/**/index.npz"),
+    "checkpoint": ("train-lcr", "out/checkpoints/step-*.pt"),
+    "vectors": ("index", "index/vectors-*/*.f32"),
+    "encoder of an index": ("index", "index/encoder/encoder.safetensors"),
+    "catalog": ("index", "index/items.db"),
+}
+
+
 def flipped_bits(world: World, root: Path, known: Known, draw: random.Random, count: int) -> Iterator[Fault]:
     """Flip a byte of what a finished or half finished command left; run it again and compare."""
-    by_name = {workload.name: workload for workload in WORKLOADS}
-    targets = {
-        "cache pixels": ("cache", "cache/**/pixels.bin"),
-        "cache index": ("cache", "cache/**/index.npz"),
-        "checkpoint": ("train-lcr", "out/checkpoints/step-*.pt"),
-        "vectors": ("index", "index/vectors-*/*.f32"),
-        "encoder of an index": ("index", "index/encoder/encoder.safetensors"),
-        "catalog": ("index", "index/items.db"),
-    }
-    for what, (name, pattern) in targets.items():
-        for number in range(count):
+    by_name = {workload.name: workload for workload in _workloads(known)}
+    for what, (name, pattern) in FLIPPED.items():
+        for number in range(count if name in by_name else 0):
             place = Path(shutil.copytree(root / f"whole-{name}", root / f"flip-{what.replace(' ', '-')}-{number}"))
             workload, file = by_name[name], sorted(place.glob(pattern))[-1]
             if workload.trains:  # as if killed when the last checkpoint was written
@@ -229,13 +232,9 @@ time_t time(time_t *t) {
 
 def jumping_clock(world: World, root: Path, known: Known, draw: random.Random, count: int) -> Iterator[Fault]:
     """The time of day jumps by 400 days, back and forth, whenever a process asks for it."""
-    library, source = root / "clock.so", root / "clock.c"
-    source.write_text(CLOCK)
-    made = shutil.which("gcc") and subprocess.run(
-        ["gcc", "-shared", "-fPIC", "-o", library, source, "-ldl"], capture_output=True, check=False
-    )
+    library = build_library(root, "clock", CLOCK)
     for workload in _workloads(known):
-        if not made or made.returncode:
+        if library is None:
             yield Fault("clock jumps", workload.name, SKIPPED, "there is no C compiler")
             continue
         place = root / f"clock-{workload.name}"
@@ -317,10 +316,21 @@ KINDS: dict[str, Callable[[World, Path, Known, random.Random, int], Iterator[Fau
 }
 
 
-def inject(kinds: tuple[str, ...], world: World, root: Path, known: Known, seed: int, count: int) -> Iterator[Fault]:
-    """Yield what came of every fault of these kinds."""
+def parts_of(kinds: Sequence[str], known: Known) -> list[str]:
+    """Return the faults of these kinds in parts: the kind, and the command that is disturbed."""
+    flipped = {name for name, _ in FLIPPED.values()}
+    parts = []
     for kind in kinds:
-        yield from KINDS[kind](world, root, known, random.Random(f"{seed}-{kind}"), count)
-        for path in root.iterdir():
-            if not path.name.startswith("whole-") and not os.path.ismount(path):
-                shutil.rmtree(path, ignore_errors=True)
+        names = [name for name in known if kind != "bits" or name in flipped]
+        parts += [kind] if kind == "encoder" else [f"{kind} {name}" for name in names]
+    return parts
+
+
+def inject(part: str, world: World, root: Path, known: Known, seed: int, count: int) -> Iterator[Fault]:
+    """Yield what came of every fault of a part."""
+    kind, _, name = part.partition(" ")
+    some = {name: known[name]} if name else known
+    yield from KINDS[kind](world, root, some, random.Random(f"{seed}-{part}"), count)
+    for path in root.iterdir():
+        if not path.name.startswith("whole-") and not os.path.ismount(path):
+            shutil.rmtree(path, ignore_errors=True)

@@ -6,12 +6,16 @@ import random
 import shutil
 import signal
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from chaos.workloads import Workload, World, find_torn, repeated_steps
+from chaos.workloads import Workload, World, repeated_steps
+from chaos.writes import AT, COUNT, count_in
 from processes import Command
+
+IDLE = 5.0  # seconds without work after which a command that waits is killed
 
 
 @dataclass
@@ -19,87 +23,119 @@ class Trial:
     """One command that was killed a few times and then finished."""
 
     workload: str
-    moments: list[float] = field(default_factory=list)  # seconds from its start to each kill
+    moments: list[str] = field(default_factory=list)  # of each kill: processor time, or the number of a write
     repeated: int = 0  # steps of a training that were done again, at most, after one kill
     problems: list[str] = field(default_factory=list)
-    ended: float | None = None  # seconds after which a start had ended before it could be killed
 
     @property
     def kills(self) -> int:
         return len(self.moments)
 
 
-def undisturbed(workload: Workload, world: World, place: Path) -> tuple[dict[str, str], float]:
-    """Return the outputs of a command that is left alone, and the seconds it takes."""
+@dataclass(frozen=True)
+class Undisturbed:
+    """A command that is left alone: its outputs, its processor time, and how often it changes a file."""
+
+    outputs: dict[str, str]
+    seconds: float
+    writes: int
+
+
+def undisturbed(workload: Workload, world: World, place: Path) -> Undisturbed:
+    """Run a command and leave it alone."""
     workload.begin(world, place)
-    start = time.monotonic()
-    done = workload.finish(workload.start(world, place))
-    seconds = time.monotonic() - start
+    counted = place.with_name(f"{place.name}.writes")
+    running = workload.start(world, place, **{COUNT: str(counted)})
+    done, seconds = workload.finish_and_time(running)
     assert done.code == 0, done
-    return workload.outputs(place), seconds
+    return Undisturbed(workload.outputs(place), seconds, count_in(counted))
 
 
-def kill_at(workload: Workload, running: Command, moment: float) -> bool:
-    """Kill a command after so many seconds; return False if it had ended before."""
-    end = time.monotonic() + moment
-    while time.monotonic() < end:
-        if not running.running:
+def kill_after(workload: Workload, running: Command, seconds: float) -> bool:
+    """Kill a command that has worked for so many seconds; return False if it had ended before.
+
+    Its processor time counts, not the time of day: where it is then does not depend on how busy the machine is. One
+    that waits for others, as a server does, is killed when it has not worked for a while.
+    """
+    last, idle_since = 0.0, time.monotonic()
+    while running.running:
+        worked = workload.worked(running)
+        if worked >= seconds or time.monotonic() - idle_since > IDLE:
             break
+        if worked > last + 0.05:
+            last, idle_since = worked, time.monotonic()
         time.sleep(0.001)
     killed = running.running
     if killed:
         workload.kill(running)
-    done = running.wait()
-    return killed and done.code == -signal.SIGKILL
+    return running.wait().code == -signal.SIGKILL and killed
 
 
 def kill_trial(
-    workload: Workload, world: World, place: Path, draw: random.Random, seconds: float, kills: int, want: dict[str, str]
+    workload: Workload, world: World, place: Path, draw: random.Random, known: Undisturbed, kills: int
 ) -> Trial:
-    """Kill the command up to ``kills`` times at random moments, then let it finish.
+    """Kill the command up to ``kills`` times, then let it finish.
 
-    A start goes on where the one before it was killed, so each runs for a share of the time that the command takes: the
-    last kills come near its end.
+    Half of the trials kill it in the middle of something that changes files. The others kill it after some time: half
+    of these soon, so that it comes to its end in small steps, and half at any time up to its end.
     """
     trial = Trial(workload.name)
     workload.begin(world, place)
+    kind = draw.choice(["write", "write", "soon", "any"] if known.writes and workload.kills_itself else ["soon", "any"])
     for _ in range(kills):
-        moment = draw.uniform(0, 2 * seconds / (kills + 1))
-        start = time.monotonic()
-        if not kill_at(workload, workload.start(world, place), moment):
-            trial.ended = time.monotonic() - start
+        if kind == "write":
+            number = draw.randint(1, known.writes)
+            moment = f"write {number}"
+            killed = workload.start(world, place, **{AT: str(number)}).wait().code == -signal.SIGKILL
+        else:
+            seconds = draw.uniform(0, known.seconds * (1 if kind == "any" else 2 / (kills + 1)))
+            moment = f"{seconds:.3f} s"
+            killed = kill_after(workload, workload.start(world, place), seconds)
+        if not killed:
             break  # there is nothing left to disturb
-        trial.moments.append(round(moment, 3))
-        trial.problems += [f"torn after a kill at {moment:.3f} s: {torn}" for torn in find_torn(place)]
+        trial.moments.append(moment)
+        trial.problems += [f"torn after a kill at {moment}: {torn}" for torn in workload.find_torn(place)]
         if workload.trains:
             trial.repeated = max(trial.repeated, repeated_steps(place))
     done = workload.finish(workload.start(world, place))
     if done.code or "Traceback" in done.err:
         trial.problems.append(f"the last start ended with {done.code}: {done.err[-500:]}")
-    elif (found := workload.outputs(place)) != want:
+    elif (found := workload.outputs(place)) != (want := workload.expected(known.outputs)):
         other = sorted(name for name in {**found, **want} if found.get(name) != want.get(name))
         trial.problems.append(f"other outputs: {', '.join(other[:5])}")
     if trial.repeated > 1:  # a checkpoint is written at every step
         trial.problems.append(f"{trial.repeated} steps were repeated after one kill")
-    trial.problems += [f"left over: {path.name}" for path in place.rglob("*") if ".tmp" in path.name]
+    trial.problems += workload.find_torn(place)
+    trial.problems += [f"left over: {name}" for name in workload.find_left_over(place)]
     return trial
 
 
 def kill_trials(
-    workloads: tuple[Workload, ...], world: World, root: Path, seed: int, kills: int, each: int, minutes: float
+    workloads: Sequence[Workload],
+    known: dict[str, Undisturbed],
+    world: World,
+    root: Path,
+    seed: int | str,
+    kills: int,
+    each: int,
+    minutes: float,
+    before: Counter[str] | None = None,
 ) -> Iterator[Trial]:
-    """Yield trials of all workloads in turn until so many kills were survived, or the time is over."""
-    draw, total, number = random.Random(seed), 0, 0
-    known = {one.name: undisturbed(one, world, root / f"whole-{one.name}") for one in workloads}
+    """Yield trials until so many kills were survived, or the time is over: next is what was killed the least.
+
+    ``before`` counts kills of earlier runs.
+    """
+    draw, count, number = random.Random(seed), Counter(before or {}), 0
+    order = {one.name: one for one in workloads}
+    trials = Counter(dict.fromkeys(order, 0))
     end = time.monotonic() + 60 * minutes
-    while total < kills and time.monotonic() < end:
-        workload = workloads[number % len(workloads)]
-        want, seconds = known[workload.name]
+    while sum(count.values()) < kills and time.monotonic() < end:
+        workload = order[min(order, key=lambda name: (count[name], trials[name]))]
         place = root / f"trial-{number}"
-        trial = kill_trial(workload, world, place, draw, seconds, each, want)
+        trial = kill_trial(workload, world, place, draw, known[workload.name], each)
         if not trial.problems:
             shutil.rmtree(place)
-        if trial.ended is not None and not trial.kills:  # the machine is not as busy as it was
-            known[workload.name] = want, trial.ended
-        total, number = total + trial.kills, number + 1
+        count[workload.name] += trial.kills
+        trials[workload.name] += 1
+        number += 1
         yield trial

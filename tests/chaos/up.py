@@ -13,7 +13,7 @@ import httpx
 from chaos.workloads import WEIGHTS, Workload, World, digest
 from finesight.search.engines import open_index
 from indexes import contents
-from processes import Command, Finished, children_of
+from processes import Command, Finished, children_of, processor_seconds
 from serving import Serving
 
 SETTINGS = (
@@ -27,8 +27,16 @@ SETTINGS = (
 class Up(Workload):
     """A server is never done by itself: it is stopped when the training is done and both indexes are there."""
 
-    def start(self, world: World, place: Path) -> Command:
-        return Serving(*self.arguments(world, place), FINESIGHT_CACHE=str(place / "cache"))
+    kills_itself = False  # its training is another process
+
+    def start(self, world: World, place: Path, **env: str) -> Command:
+        return Serving(*self.arguments(world, place), FINESIGHT_CACHE=str(place / "cache"), **env)
+
+    def worked(self, running: Command) -> float:
+        assert running.process.pid is not None
+        children = children_of(running.process.pid)
+        time.sleep(0.01)  # to look at all processes is work, too
+        return super().worked(running) + sum(map(processor_seconds, children))
 
     def finish(self, running: Command) -> Finished:
         assert isinstance(running, Serving)

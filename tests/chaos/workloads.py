@@ -8,6 +8,7 @@ import json
 import shutil
 import signal
 import sqlite3
+import threading
 import zipfile
 from collections.abc import Callable, Mapping
 from contextlib import closing
@@ -24,8 +25,9 @@ from finesight.data.store import read_entries
 from finesight.features.encoder_folder import CHECKSUM, weights_checksum
 from finesight.search.engines import open_index
 from indexes import contents
-from processes import TINY, Command, Finished, command, succeeded
+from processes import TINY, Command, Finished, command, processor_seconds, succeeded
 
+SMALL_HEAD = ("--set", "objective.hidden=32")  # else each checkpoint is 80 MB
 EVERY_STEP = ("--checkpoint-minutes", "0")
 WEIGHTS = "encoder/encoder.safetensors"
 
@@ -47,7 +49,7 @@ class World:
         return world
 
 
-@dataclass(frozen=True)
+@dataclass
 class Workload:
     """A command whose outputs are below one folder."""
 
@@ -56,14 +58,50 @@ class Workload:
     outputs: Callable[[Path], dict[str, str]]  # name -> digest, of the folder
     prepare: Callable[[World, Path], None] = lambda world, place: None
     trains: bool = False
+    kills_itself = True  # the library of ``writes`` can: it is one process
 
-    def start(self, world: World, place: Path) -> Command:
+    def start(self, world: World, place: Path, **env: str) -> Command:
         """Start it in a place of its own, with a cache of its own."""
-        return Command(*self.arguments(world, place), FINESIGHT_CACHE=str(place / "cache"))
+        return Command(*self.arguments(world, place), FINESIGHT_CACHE=str(place / "cache"), **env)
 
     def finish(self, running: Command) -> Finished:
         """Wait for its end."""
         return running.wait()
+
+    def finish_and_time(self, running: Command) -> tuple[Finished, float]:
+        """Wait for its end, and return the processor time that it took, too."""
+        done = threading.Event()
+        seconds = 0.0
+
+        def watch() -> None:
+            nonlocal seconds
+            while not done.wait(0.01):
+                seconds = max(seconds, self.worked(running))
+
+        watcher = threading.Thread(target=watch)
+        watcher.start()
+        try:
+            return self.finish(running), seconds
+        finally:
+            done.set()
+            watcher.join()
+
+    def worked(self, running: Command) -> float:
+        """Return the processor time that it has had."""
+        assert running.process.pid is not None
+        return processor_seconds(running.process.pid)
+
+    def expected(self, known: dict[str, str]) -> dict[str, str]:
+        """Return what the outputs must be; ``known`` are those of an undisturbed run."""
+        return known
+
+    def find_torn(self, place: Path) -> list[str]:
+        """Return what is not whole after a kill."""
+        return find_torn(place)
+
+    def find_left_over(self, place: Path) -> list[str]:
+        """Return what should have gone when all is done."""
+        return [path.name for path in place.rglob("*") if ".tmp" in path.name]
 
     def kill(self, running: Command) -> None:
         """Kill it, and all that it has started."""
@@ -129,8 +167,8 @@ WORKLOADS = (
         _embed_outputs,
     ),
     _train("train-lcr"),
-    _train("train-simsiam", "--method", "simsiam", "--rationale"),
-    _train("train-byol", "--method", "byol", "--rationale"),
+    _train("train-simsiam", "--method", "simsiam", "--rationale", "--set", "objective.dim=32", *SMALL_HEAD),
+    _train("train-byol", "--method", "byol", "--rationale", *SMALL_HEAD),
     _train("looks", "--set", "focus.source=energy", "--set", "focus.every_n_epochs=1",
            "--set", "validation.every_n_epochs=1"),
     Workload(

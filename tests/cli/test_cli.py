@@ -237,7 +237,7 @@ def test_wrong_weights(birds: Path, tmp_path: Path) -> None:
 
 def test_evaluate_wants_a_run_or_a_backbone(lcr: Path, birds: Path, tmp_path: Path) -> None:
     for wrong in (("--data", birds), (lcr, "--data", birds, "--backbone", "resnet50")):
-        refused(command("evaluate", *wrong), "either the folder of a run or --backbone")
+        refused(command("evaluate", *wrong), "Give one of these: the folder of a run, --backbone, or --features")
     refused(command("evaluate", tmp_path, "--data", birds), "holds no encoder")
     refused(command("evaluate", lcr, "--data", tmp_path / "nowhere"), "does not exist")
     refused(command("evaluate", lcr, "--data", birds, "--pooling", "max"), "rationale-gem")

@@ -85,7 +85,7 @@ def test_what_goes_wrong_is_said(run: Path, folder: Path, tmp_path: Path) -> Non
     assert "cannot be used" in failed("search", tmp_path / "index", folder / "notes.txt")
     assert "cannot be searched by" in failed("search", tmp_path / "index", query, "--by", "color")
     assert "four numbers" in failed("search", tmp_path / "index", query, "--box", "1,2")
-    assert "--model is for" in failed("search", tmp_path / "index", query, "--model", "a.onnx")
+    assert "--model is for" in failed("search", tmp_path / "index", query, "--engine", "torch", "--model", "a.onnx")
     other = small_encoder(tmp_path / "other", seed=3)
     assert "another encoder" in failed("index", other, folder, "--index", tmp_path / "index")
     assert "belongs to one folder" in failed("index", run, run / "..", "--index", tmp_path / "index")

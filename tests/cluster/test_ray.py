@@ -1,10 +1,15 @@
-"""Embedding and indexing on a real Ray cluster of three nodes on this machine, one of which is killed half way."""
+"""Embedding and indexing on a real Ray cluster on this machine, whose nodes, and whose users, are killed half way."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import shutil
+import signal
+import socket
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -14,34 +19,76 @@ import pytest
 
 from finesight import api
 from finesight.data.sources import open_source
+from finesight.errors import FineSightError
 from finesight.features.embedder import TorchEmbedder
 from finesight.features.on_ray import embed_on_ray
 from finesight.features.parts_folder import embed_on_cluster
+from finesight.features.ray_cluster import connected
 from finesight.features.writing import embed_images
+from finesight.search.base import Index
 from finesight.search.build import open_or_create, update_index
-from processes import command, finesight, refused, succeeded
+from finesight.search.engines import open_index
+from indexes import small_encoder
+from milvus_servers import MilvusProcess, free_ports
+from processes import TIMEOUT, Command, Finished, children_of, command, refused, start_server, succeeded
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
 NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
+# A node that is gone is missed a little sooner than Ray does otherwise; on a busy machine, one that is slow is not.
+SOON = {"health_check_initial_delay_ms": 5000, "health_check_period_ms": 1000, "health_check_failure_threshold": 10}
+IMAGES = 480
+
+
+class RayCluster:
+    """A head that computes nothing, and two nodes; ``far`` is for processes outside of it (Ray Client)."""
+
+    def __init__(self) -> None:
+        from ray.cluster_utils import Cluster
+
+        (port,) = free_ports(1)
+        head = {**NODE, "num_cpus": 0, "include_dashboard": False, "ray_client_server_port": port}
+        self._cluster = Cluster(initialize_head=True, head_node_args={**head, "_system_config": SOON})
+        self._nodes = [self._cluster.add_node(**NODE) for _ in range(2)]
+        self._cluster.wait_for_nodes()
+        self.address, self.far = self._cluster.address, f"ray://127.0.0.1:{port}"
+
+    def pull_the_plug(self) -> None:
+        """Kill all processes of a node at once, as a power cut does: none of them can say good-bye."""
+        raylet = self._nodes.pop().all_processes["raylet"][0].process.pid
+        for process in (raylet, *children_of(raylet)):
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGKILL)
+
+    def add_node(self, **options: Any) -> None:
+        self._nodes.append(self._cluster.add_node(**NODE, **options))
+
+    def processes(self, title: str) -> list[int]:
+        """The processes of actors and tasks whose title begins so."""
+        raylets = [node.all_processes["raylet"][0].process.pid for node in self._cluster.list_all_nodes()]
+        found = []
+        for process in (child for raylet in raylets for child in children_of(raylet)):
+            with suppress(OSError):
+                if Path(f"/proc/{process}/cmdline").read_bytes().startswith(title.encode()):
+                    found.append(process)
+        return found
+
+    def shutdown(self) -> None:
+        self._cluster.shutdown()
 
 
 @pytest.fixture(scope="module")
-def cluster() -> Iterator[Any]:
-    """A head that computes nothing, and two nodes."""
-    import os
-
+def cluster() -> Iterator[RayCluster]:
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
-    ray = pytest.importorskip("ray")
-    from ray.cluster_utils import Cluster
-
-    made = Cluster(initialize_head=True, head_node_args={**NODE, "num_cpus": 0, "include_dashboard": False})
-    nodes = [made.add_node(**NODE) for _ in range(2)]
-    made.wait_for_nodes()
-    ray.init(address=made.address, log_to_driver=False, logging_level="ERROR")
-    made.workers = nodes
-    yield made
-    ray.shutdown()
+    pytest.importorskip("ray")
+    made = RayCluster()
+    with connected(made.address):
+        yield made
     made.shutdown()
+
+
+@pytest.fixture(scope="module")
+def run(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return small_encoder(tmp_path_factory.mktemp("run"))
 
 
 @pytest.fixture(scope="module")
@@ -55,12 +102,23 @@ def many(class_folders: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def alone(many: Path, lcr: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
+def alone(many: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, np.ndarray]:
     """What one process makes of them."""
     out = tmp_path_factory.mktemp("alone") / "features.npz"
-    embed_images(api.load(lcr), many, out, cache_dir=out.parent / "cache", progress=False)
+    embed_images(api.load(run), many, out, cache_dir=out.parent / "cache", progress=False)
     with np.load(out) as file:
         return dict(file)
+
+
+@pytest.fixture(scope="module")
+def index_alone(many: Path, run: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The index that one process makes of them."""
+    place = tmp_path_factory.mktemp("alone") / "index"
+    embedder = TorchEmbedder.load(run)
+    index = open_or_create(place, embedder, run, many)
+    assert update_index(index, embedder, many).added == IMAGES
+    index.close()
+    return place
 
 
 def parts_of(folder: Path) -> tuple[list[str], np.ndarray]:
@@ -79,71 +137,218 @@ def assert_close(found: np.ndarray, expected: np.ndarray) -> None:
     assert (np.linalg.norm(found - expected, axis=1) <= 1e-4 * lengths).all()
 
 
-def test_small_jobs_do_not_import_ray(lcr: Path, class_folders: Path, tmp_path: Path) -> None:
+def assert_same_index(found: Index, expected: Path) -> None:
+    """The same items, and vectors that differ by rounding alone."""
+    vectors = []
+    for index in (found, open_index(expected)):
+        items = index.list_items()
+        ids = items.ids[np.argsort(items.paths)]
+        vectors.append((ids, index.vectors(ids, index.meta.spaces[0])))
+        index.close()
+    np.testing.assert_array_equal(vectors[0][0], vectors[1][0])
+    assert_close(vectors[0][1], vectors[1][1])
+
+
+def assert_same_file(found: Path, expected: dict[str, np.ndarray]) -> None:
+    with np.load(found) as file:
+        assert file["paths"].tolist() == expected["paths"].tolist()
+        assert_close(file["features"], expected["features"])
+
+
+def killed(work: Callable[..., None], *args: Any) -> None:
+    """Run ``work`` in a process of its own, which must end by SIGKILL."""
+    start_server()
+    process = multiprocessing.get_context("forkserver").Process(target=work, args=args, daemon=True)
+    process.start()
+    process.join(TIMEOUT)
+    assert process.exitcode == -signal.SIGKILL
+
+
+def die() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+# --- without a cluster ------------------------------------------------------------------------------------------------
+
+
+def test_small_jobs_do_not_import_ray(run: Path, class_folders: Path, tmp_path: Path) -> None:
     """And where it is not installed, asking for it is one sentence."""
-    script = tmp_path / "ray.py"
-    script.write_text("raise ImportError('Ray was imported')")
+    (tmp_path / "ray.py").write_text("raise ImportError('Ray was imported')")
     out = tmp_path / "features.npz"
-    without = {"PYTHONPATH": f"{tmp_path}:{':'.join(path for path in sys.path if path)}"}
-    succeeded(finesight("embed", lcr, class_folders, "-o", out, "--quiet", **without))
-    refused(
-        finesight("embed", lcr, class_folders, "-o", out, "--quiet", "--cluster", "local", **without), "finesight[ray]"
-    )
+    words, without = ("embed", run, class_folders, "-o", out, "--quiet"), {"PYTHONPATH": str(tmp_path)}
+    succeeded(command(*words, **without))
+    refused(command(*words, "--cluster", "local", **without), "finesight[ray]")
 
 
-def test_stopped_and_continued(cluster: Any, many: Path, lcr: Path, alone: dict[str, Any], tmp_path: Path) -> None:
-    """A part of the images first, then all: what is there is not embedded again, and nothing is doubled."""
-    encoder, source, out = api.load(lcr), open_source(many), tmp_path / "parts"
-    written, _ = embed_on_cluster("-", lcr, encoder, source.select(np.arange(100)), out, progress=False)
-    assert written == 100
-    before = {file: file.stat().st_mtime_ns for file in out.glob("part-*")}
-    written, skipped = embed_on_cluster("-", lcr, encoder, source, out, progress=False)
-    assert (written, skipped) == (480, 1)
+def test_addresses_that_lead_nowhere(run: Path, class_folders: Path, tmp_path: Path) -> None:
+    """Each is one sentence; Ray itself would ask a silent port for many minutes."""
+
+    def tried(address: str) -> Finished:
+        return command("embed", run, class_folders, "-o", tmp_path / "features.npz", "--quiet", "--cluster", address)
+
+    (port,) = free_ports(1)
+    for wrong in ("somewhere", "http://127.0.0.1:80", "ray://127.0.0.1", "127.0.0.1:99999", "ray://:10001"):
+        refused(tried(wrong), "--cluster takes ray://HOST:10001, HOST:6379, auto or local", repr(wrong))
+    for nobody in (f"127.0.0.1:{port}", f"ray://127.0.0.1:{port}"):
+        refused(tried(nobody), nobody, "cannot be reached: connection refused")
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"ray://127.0.0.1:{silent.getsockname()[1]}"
+        refused(tried(address), f"The Ray cluster {address} cannot be used: what answers there is not Ray")
+    assert not (tmp_path / "features.npz").exists()
+
+
+# --- with one ---------------------------------------------------------------------------------------------------------
+
+
+def _embed_until_a_part(address: str, run: Path, folder: Path, out: Path) -> None:
+    """Die while the fourth part of 32 images is given its name."""
+    names = set()
+
+    def watch(event: str, args: tuple[Any, ...]) -> None:
+        if event == "os.rename" and str(args[1]).endswith(".parquet"):
+            names.add(str(args[1]))
+            if len(names) == 4:
+                die()
+
+    sys.addaudithook(watch)
+    embed_on_cluster(address, run, api.load(run), open_source(folder), out, part_images=32, progress=False)
+
+
+def test_a_user_that_dies_while_embedding(
+    cluster: RayCluster, many: Path, run: Path, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    """The same call continues: what is there is not embedded again, and nothing is lost or doubled."""
+    out = tmp_path / "parts"
+    killed(_embed_until_a_part, cluster.address, run, many, out)
+    before = {file: file.stat().st_mtime_ns for file in out.glob("part-*.parquet")}
+    assert len(parts_of(out)[0]) == 3 * 32
+    written, skipped = embed_on_cluster("-", run, api.load(run), open_source(many), out, progress=False)
+    assert (written, skipped) == (IMAGES, 1)
     assert {file: file.stat().st_mtime_ns for file in before} == before
     paths, features = parts_of(out)
     assert paths == alone["paths"].tolist()
     assert_close(features, alone["features"])
 
 
-def test_an_index(cluster: Any, many: Path, lcr: Path, tmp_path: Path) -> None:
-    embedder = TorchEmbedder.load(lcr)
-    found = {}
-    for name, where in (("here", None), ("there", ("-", lcr))):
-        index = open_or_create(tmp_path / name, embedder, lcr, many)
-        update = update_index(index, embedder, many, cluster=where)
-        assert update.added == 480
-        assert [path for path, _ in update.skipped] == ["broken.png"]
-        again = update_index(index, embedder, many, cluster=where)
-        assert (again.added, again.kept) == (0, 480)
-        items = index.list_items()
-        order = np.argsort(items.paths)
-        space = embedder.spaces[0]
-        found[name] = items.ids[order], index.vectors(items.ids[order], space)
-        index.close()
-    np.testing.assert_array_equal(found["here"][0], found["there"][0])
-    assert_close(found["there"][1], found["here"][1])
+def _index_until(address: str, run: Path, folder: Path, place: Path, most: int) -> None:
+    embedder = TorchEmbedder.load(run)
+    index = open_or_create(place, embedder, run, folder)
+    update_index(
+        index, embedder, folder, callback=lambda _, done, __: die() if done >= most else None, cluster=(address, run)
+    )
 
 
-def test_the_command(cluster: Any, many: Path, lcr: Path, alone: dict[str, Any], tmp_path: Path) -> None:
+def test_a_user_that_dies_while_indexing(
+    cluster: RayCluster, many: Path, run: Path, index_alone: Path, tmp_path: Path
+) -> None:
+    """What was committed before, 64 images at a time, is kept."""
+    place = tmp_path / "index"
+    killed(_index_until, cluster.address, run, many, place, 200)
+    embedder = TorchEmbedder.load(run)
+    index = open_index(place)
+    update = update_index(index, embedder, many, cluster=("-", run))
+    assert (update.added, update.kept) == (IMAGES - 192, 192)
+    assert [path for path, _ in update.skipped] == ["broken.png"]
+    again = update_index(index, embedder, many, cluster=("-", run))
+    assert (again.added, again.kept) == (0, IMAGES)
+    assert_same_index(index, index_alone)
+
+
+def test_from_outside_of_the_cluster(
+    cluster: RayCluster, many: Path, run: Path, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    """The process of the cluster that leads the work is killed; another one goes on."""
     out = tmp_path / "features.npz"
-    succeeded(command("embed", lcr, many, "-o", out, "--quiet", "--cluster", cluster.address))
-    with np.load(out) as file:
-        assert file["paths"].tolist() == alone["paths"].tolist()
-        assert_close(file["features"], alone["features"])
+    running = Command("embed", run, many, "-o", out, "--quiet", "--cluster", cluster.far)
+    running.until(lambda: bool(cluster.processes("ray::_Driver")))
+    for process in cluster.processes("ray::_Driver"):
+        os.kill(process, signal.SIGKILL)
+    succeeded(running.wait())
+    assert_same_file(out, alone)
     assert not (tmp_path / "features.npz.parts").exists()
 
 
-def test_a_node_that_dies(cluster: Any, many: Path, lcr: Path, alone: dict[str, Any]) -> None:
-    """Last: the cluster has one node less. One image at a time takes seconds, so most is still to be done."""
+def test_into_milvus(
+    cluster: RayCluster, milvus_server: MilvusProcess, many: Path, run: Path, index_alone: Path
+) -> None:
+    uri = milvus_server.uri("birds")
+    words = ("index", run, many, "--index", uri, "--quiet", "--cluster", cluster.far)
+    assert f"{IMAGES} added" in succeeded(command(*words)).out
+    assert f"{IMAGES} as before" in succeeded(command(*words)).out
+    assert_same_index(open_index(uri), index_alone)
+
+
+def test_a_cluster_of_this_machine(
+    many: Path, run: Path, alone: dict[str, Any], index_alone: Path, tmp_path: Path
+) -> None:
+    out, place = tmp_path / "features.npz", tmp_path / "index"
+    succeeded(command("embed", run, many, "-o", out, "--quiet", "--cluster", "local"))
+    assert_same_file(out, alone)
+    succeeded(command("index", run, many, "--index", place, "--quiet", "--cluster", "local"))
+    assert_same_index(open_index(place), index_alone)
+
+
+def test_images_that_the_machines_do_not_see(cluster: RayCluster, many: Path, run: Path) -> None:
+    import ray
+
+    config = api.load(run).config
+    here = os.open(many, os.O_RDONLY)
+    try:
+        file = f"/proc/self/fd/{here}/0000.png"  # in every process another folder
+        assert Path(file).exists()
+        with pytest.raises(FineSightError, match=rf"does not see the images, as {file} \(no such file"):
+            next(embed_on_ray(ray, run, [file], config.framing, (config.pooling,), progress=False))
+    finally:
+        os.close(here)
+
+
+# The rest is last: the cluster loses nodes, or has one that is not like the others.
+
+
+def test_nodes_that_die_while_embedding(cluster: RayCluster, many: Path, run: Path, alone: dict[str, Any]) -> None:
     import ray
 
     files = [str(many / path) for path in alone["paths"]]
-    config = api.load(lcr).config
+    config = api.load(run).config
     rows = []
-    for row in embed_on_ray(ray, lcr, files, config.framing, (config.pooling,), exact=True, progress=False):
+    for row in embed_on_ray(ray, run, files, config.framing, (config.pooling,), exact=True, progress=False):
         rows.append(row)
         if len(rows) == 1:
-            cluster.remove_node(cluster.workers.pop(), allow_graceful=False)
-    assert sorted(row.number for row in rows) == list(range(480))
+            cluster.pull_the_plug()
+    assert sorted(row.number for row in rows) == list(range(IMAGES))
     features = np.stack([row.features[config.pooling] for row in sorted(rows, key=lambda row: row.number)])
     assert_close(features, alone["features"])
+
+
+def test_a_node_that_dies_while_indexing(
+    cluster: RayCluster, many: Path, run: Path, index_alone: Path, tmp_path: Path
+) -> None:
+    cluster.add_node()
+    embedder = TorchEmbedder.load(run)
+    index = open_or_create(tmp_path / "index", embedder, run, many)
+    dead = []
+
+    def callback(phase: str, done: int, total: int) -> None:
+        if done == 1 and phase == "embedding" and not dead:
+            dead.append(cluster.pull_the_plug())
+
+    update = update_index(index, embedder, many, callback=callback, cluster=("-", run))
+    assert dead
+    assert update.added == IMAGES
+    assert_same_index(index, index_alone)
+
+
+def refused_there(done: Finished, *words: str) -> None:
+    """The message of a command; Ray itself may print to the standard output that a node of an earlier test is dead."""
+    refused(Finished(done.code, "", done.err), *words)
+
+
+def test_a_node_without_finesight(cluster: RayCluster, many: Path, run: Path, tmp_path: Path) -> None:
+    fake = tmp_path / "finesight" / "__init__.py"
+    fake.parent.mkdir()
+    fake.write_text("raise ImportError(\"No module named 'finesight'\")")
+    cluster.add_node(env_vars={"PYTHONPATH": str(tmp_path)})
+    words = ("embed", run, many, "-o", tmp_path / "features.npz", "--quiet", "--cluster", cluster.address)
+    refused_there(command(*words), "has no FineSight (No module named 'finesight'): pip install 'finesight[ray]' there")
+    fake.write_text(f"__path__.append({str(Path(api.__file__).parent)!r})\n__version__ = '0.0.1'")
+    refused_there(command(*words), "has FineSight 0.0.1, and this one has", "install the same")

@@ -2,19 +2,26 @@
 
 from __future__ import annotations
 
+import io
 import json
 import shutil
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import numpy as np
 import pytest
 import s3fs
+from PIL import Image
 
 from finesight.data.cache import open_cache
+from finesight.data.decode import read_image
 from finesight.data.sources import ImageSource, open_source
 from finesight.data.store import read_entries
 from finesight.errors import FineSightError
+from finesight.search.base import Index
+from finesight.search.engines import create_index, open_index
+from indexes import batch, meta, small_encoder, units
 from processes import TINY, command, refused, succeeded, trained
 from storage import BUCKET, fill_bucket, s3_server, samples_of, write_parquet, write_tar
 
@@ -85,6 +92,21 @@ def test_tar_files_of_a_bucket(bucket: str, where: str, class_folders: Path, tmp
     assert sorted(pixels(there, tmp_path / "a")) == sorted(pixels(here, tmp_path / "b"))
 
 
+def test_headers_of_a_tar_file_are_fetched_once(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Another process takes them from the cache; those of a file that changed are others."""
+    monkeypatch.setenv("FINESIGHT_CACHE", str(tmp_path))
+    where = f"{BUCKET}/changing/birds.tar"
+    store = s3fs.S3FileSystem()
+    store.copy(f"{BUCKET}/tars/birds-000.tar", where)
+    assert len(open_source(f"s3://{where}")) == 16
+    (kept,) = (tmp_path / "tars").iterdir()
+    assert json.loads(kept.read_text()).keys() >= {"00000.png", "00000.cls"}
+    write_tar(tmp_path / "two.tar", [("a", b"", "x"), ("b", b"", "x")])
+    store.put_file(str(tmp_path / "two.tar"), where)
+    assert len(open_source(f"s3://{where}")) == 2
+    assert len(list((tmp_path / "tars").iterdir())) == 2
+
+
 def test_parquet_files_of_a_bucket(bucket: str, birds: Path, tmp_path: Path) -> None:
     there = open_source(f"{bucket}/rows")
     assert there.splits is not None
@@ -127,7 +149,7 @@ def test_what_cannot_be_opened(bucket: str, tmp_path: Path) -> None:
     for where, words in (
         (f"{bucket}/nothing", "no image in|is empty"),
         ("s3://no-such-bucket/birds", "cannot be read"),
-        (f"{bucket}/tars/none.tar", "no images in the tar"),
+        (f"{bucket}/tars/none.tar", "no such file"),
     ):
         with pytest.raises(FineSightError, match=words):
             open_source(where)
@@ -164,13 +186,13 @@ def test_training_from_a_bucket_is_training_from_the_folder(bucket: str, class_f
 
 
 @pytest.mark.slow
-def test_an_index_in_a_bucket(bucket: str, lcr: Path, class_folders: Path, tmp_path: Path) -> None:
+def test_an_index_in_a_bucket(bucket: str, class_folders: Path, tmp_path: Path) -> None:
     """Built from tar files, sent, fetched on a machine that has never seen it, updated, and refused when damaged."""
-    index, data = f"{bucket}/indexes/mine", f"{bucket}/tars"
+    index, data, run = f"{bucket}/indexes/mine", f"{bucket}/tars", small_encoder(tmp_path / "run")
     first, second = tmp_path / "first", tmp_path / "second"
-    built = succeeded(command("index", lcr, data, "--index", index, "--json", FINESIGHT_CACHE=str(first)))
+    built = succeeded(command("index", run, data, "--index", index, "--json", FINESIGHT_CACHE=str(first)))
     assert json.loads(built.out)["added"] == 48
-    again = succeeded(command("index", lcr, data, "--index", index, "--json", FINESIGHT_CACHE=str(second)))
+    again = succeeded(command("index", run, data, "--index", index, "--json", FINESIGHT_CACHE=str(second)))
     assert json.loads(again.out)["kept"] == 48
     query = next(class_folders.glob("*/*.png"))
     found = succeeded(command("search", index, query, "--json", FINESIGHT_CACHE=str(second)))
@@ -181,6 +203,65 @@ def test_an_index_in_a_bucket(bucket: str, lcr: Path, class_folders: Path, tmp_p
     message = refused(command("search", index, query, "--json", FINESIGHT_CACHE=str(tmp_path / "third")))
     assert "damaged" in message
     assert "checksum" in message
+
+
+def opened(where: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Index:
+    """The index as a machine with this cache has it."""
+    monkeypatch.setenv("FINESIGHT_CACHE", str(cache))
+    return open_index(where)
+
+
+def test_two_writers_of_an_index_in_a_bucket(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The one that comes later is told so, and sends nothing; also if both send at the same moment."""
+    where, encoder = f"{bucket}/indexes/shared", small_encoder(tmp_path) / "encoder"
+    monkeypatch.setenv("FINESIGHT_CACHE", str(tmp_path / "first"))
+    index = create_index(where, meta(), encoder)
+    index.add(batch(list(range(5)), units(5)))
+    index.close()
+    one, two = (opened(where, tmp_path / name, monkeypatch) for name in ("one", "two"))
+    one.remove(np.array([0]))
+    two.remove(np.array([1, 2]))
+    one.close()
+    with pytest.raises(FineSightError, match=r"Another process changed the index .* nothing was sent"):
+        two.close()
+    assert opened(where, tmp_path / "three", monkeypatch).list_items().ids.tolist() == [1, 2, 3, 4]
+    for number in range(3):
+        writers = [opened(where, tmp_path / f"{name}-{number}", monkeypatch) for name in ("four", "five")]
+        for writer in writers:
+            writer.remove(np.array([number + 1]))
+        with ThreadPoolExecutor() as pool:
+            failures = [ended.exception() for ended in [pool.submit(writer.close) for writer in writers]]
+        assert [type(failure) for failure in failures if failure] == [FineSightError]
+    assert opened(where, tmp_path / "six", monkeypatch).list_items().ids.tolist() == [4]
+    versions = {name.split("/")[3] for name in s3fs.S3FileSystem().find(f"{BUCKET}/indexes/shared")}
+    assert len(versions) == 2, "the manifest and one version"
+
+
+# --- pictures of the server -------------------------------------------------------------------------------------------
+
+
+def test_the_server_shows_them(bucket: str, shards: Path, class_folders: Path, tmp_path: Path) -> None:
+    """From a bucket, from Parquet files of a bucket and from tar files of a folder; and nothing outside of these."""
+    from serving import indexed, refused, web_for
+
+    expected = {read_image(file).getpixel((5, 5)) for file in class_folders.glob("*/*.png")}
+    for place in (f"{bucket}/{class_folders.name}", f"{bucket}/rows", str(shards)):
+        index = indexed(small_encoder(tmp_path / f"run-{place.rpartition('/')[2]}"), place)
+        with web_for(index, tmp_path / "thumbnails") as web:
+            items = web.ask("items")["items"]
+            assert len(items) in (48, 72)
+            for kind in ("thumb", "image"):
+                shown = web.get(f"/api/items/{items[0]['id']}/{kind}")
+                assert (shown.status_code, shown.headers["content-type"]) == (200, "image/jpeg")
+                red = np.array(Image.open(io.BytesIO(shown.content)).getpixel((5, 5)))
+                assert min(np.abs(red - np.array(one)).max() for one in expected) < 40
+    (shards / "birds-000.tar").rename(shards / "gone.tar")
+    with web_for(index, tmp_path / "other") as web:
+        gone = next(item for item in items if item["path"].startswith("birds-000"))
+        refused(web.get(f"/api/items/{gone['id']}/image"), 503, "cannot be read now")
+        (shards / "birds-000.tar").symlink_to(class_folders.parent / "elsewhere.tar")
+        write_tar(class_folders.parent / "elsewhere.tar", samples_of(class_folders))
+        refused(web.get(f"/api/items/{gone['id']}/image"), 403, "outside the folder")
 
 
 # --- a small disk -----------------------------------------------------------------------------------------------------
@@ -204,12 +285,12 @@ def test_the_cache_stays_within_its_budget(
 
 
 def test_embedding_takes_turns_in_a_small_cache(
-    class_folders: Path, lcr: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    class_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from finesight import api
     from finesight.features.writing import embed_images
 
-    encoder = api.load(lcr, exact=True)
+    encoder = api.load(small_encoder(tmp_path / "run"), exact=True)
     embed_images(encoder, class_folders, tmp_path / "whole.npz", cache_dir=tmp_path / "a", progress=False)
     side = encoder.config.framing.scale.side
     monkeypatch.setenv("FINESIGHT_CACHE_GB", str(13 * side * side * 3 * 1.5 / 1e9))

@@ -25,7 +25,7 @@ from finesight.nn.poolings import POOLINGS, Pooling
 from finesight.search.base import Index
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
-from finesight.search.open_embedder import open_embedder, open_onnx_embedder
+from finesight.search.open_embedder import open_embedder, open_indexing_embedder, open_onnx_embedder
 from finesight.search.searcher import Searcher
 from networks import ExportedRun, small_encoder
 from processes import environment
@@ -166,3 +166,40 @@ def test_every_space_of_an_index_has_an_output(pooling: Pooling) -> None:
     outputs = [output_of(space, pooling) for space in pooling.spaces]
     assert len(set(outputs)) == len(outputs)
     assert set(outputs) <= set(output_names(pooling))
+
+
+@pytest.mark.parametrize("name", ["index", "gallery.db"], ids=["folder", "Milvus Lite"])
+def test_an_index_of_the_file_is_the_one_of_the_run(
+    name: str, lcr: Path, exported: ExportedRun, birds: Path, tmp_path: Path
+) -> None:
+    source = open_source(birds).split("test")
+    with closing(open_or_create(tmp_path / f"torch-{name}", TorchEmbedder.load(lcr), lcr, source.root)) as by_torch:
+        update_index(by_torch, TorchEmbedder.load(lcr, exact=True), source)
+        embedder = open_indexing_embedder(exported.file)
+        with closing(open_or_create(tmp_path / name, embedder, exported.file, source.root)) as index:
+            update_index(index, embedder, source)
+            assert index.meta.model_copy(update={"run": ""}) == by_torch.meta.model_copy(update={"run": ""})
+            ids = np.sort(by_torch.list_items().ids)
+            for space in index.meta.spaces:
+                np.testing.assert_allclose(index.vectors(ids, space), by_torch.vectors(ids, space), atol=1e-5)
+            # either brings the other's index up to date, and queries find the file by themselves
+            assert update_index(index, TorchEmbedder.load(lcr), source).is_empty
+            assert update_index(by_torch, embedder, source).is_empty
+            assert isinstance(open_embedder(None, index), OnnxEmbedder)
+            assert isinstance(open_embedder("torch", index, lcr), TorchEmbedder)
+            assert isinstance(open_embedder(None, by_torch), TorchEmbedder)
+
+
+def test_a_folder_index_keeps_its_file(exported: ExportedRun, unlabeled: Path, tmp_path: Path) -> None:
+    model = Path(shutil.copy(exported.file, tmp_path / "mine.onnx"))
+    embedder = OnnxEmbedder(model)
+    open_or_create(tmp_path / "index", embedder, model, unlabeled).close()
+    model.unlink()
+    assert open_onnx_embedder(open_index(tmp_path / "index")).model == tmp_path / "index" / "model.onnx"
+
+
+def test_eight_bits_make_no_index(exported: ExportedRun) -> None:
+    with pytest.raises(FineSightError, match="in 8 bits"):
+        open_indexing_embedder(exported.int8)
+    with pytest.raises(FineSightError, match="There is no file"):
+        open_indexing_embedder(exported.folder / "none.onnx")

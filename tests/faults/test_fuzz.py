@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 import yaml
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from finesight.errors import FineSightError
@@ -23,11 +23,10 @@ from finesight.features.encoder_folder import fingerprint
 from finesight.search.faiss_index import FaissIndex
 from finesight.training.checkpoints import load_checkpoint, save_checkpoint
 from finesight.training.config import build_config, read_yaml
+from fuzzing import fuzzed
 from indexes import SPACES, filled_index, small_encoder, units
+from tiny_onnx import FACTS, tiny_onnx
 
-SAME_FOLDER = settings(
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow], max_examples=60
-)
 MOST_MEMORY = 2**30  # bytes that all of a test may add at most
 
 Mutation = tuple[list[tuple[float, int]], float]
@@ -70,13 +69,13 @@ NAMES = ("data", "method", "epochs", "batch_size", "seed", "optim", "optim.lr", 
          "focus", "validation.fraction", "max_steps", "test_pooling", "saliency.source", "")  # fmt: skip
 
 
-@SAME_FOLDER
+@fuzzed
 @given(st.dictionaries(st.sampled_from(NAMES) | st.text(max_size=10), values, max_size=5))
 def test_settings(content: dict[str, Any]) -> None:
     tolerated(lambda: build_config({"data": "x", **content}, warn=False))
 
 
-@SAME_FOLDER
+@fuzzed
 @given(st.one_of(st.binary(max_size=200), values.map(lambda value: yaml.safe_dump(value).encode()), st.text(
     alphabet="&*[]{}:,-!?|>#'\"\n ab1.", max_size=80).map(str.encode)))  # fmt: skip
 def test_a_settings_file(tmp_path: Path, content: bytes) -> None:
@@ -88,7 +87,7 @@ def test_a_settings_file(tmp_path: Path, content: bytes) -> None:
 # --- checkpoints ------------------------------------------------------------------------------------------------------
 
 
-@SAME_FOLDER
+@fuzzed
 @given(mutations)
 def test_a_checkpoint(tmp_path: Path, mutation: Mutation) -> None:
     folder = tmp_path / "checkpoints"
@@ -112,7 +111,7 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return small_encoder(tmp_path_factory.mktemp("fuzz") / "run") / "encoder"
 
 
-@SAME_FOLDER
+@fuzzed
 @given(st.sampled_from(["encoder.json", "encoder.safetensors"]), mutations)
 def test_bytes_of_an_encoder(encoder: Path, tmp_path: Path, name: str, mutation: Mutation) -> None:
     folder = tmp_path / "encoder"
@@ -121,7 +120,7 @@ def test_bytes_of_an_encoder(encoder: Path, tmp_path: Path, name: str, mutation:
     tolerated(lambda: Encoder.load(folder))
 
 
-@SAME_FOLDER
+@fuzzed
 @given(st.data())
 def test_settings_of_an_encoder(encoder: Path, tmp_path: Path, data: st.DataObject) -> None:
     content = json.loads((encoder / "encoder.json").read_text())
@@ -158,7 +157,7 @@ def use(folder: Path) -> None:
         opened.close()
 
 
-@SAME_FOLDER
+@fuzzed
 @given(st.sampled_from(["items.db", "index.json", f"vectors-0/{SPACES[0]}.f32"]), mutations)
 def test_bytes_of_an_index(index: Path, tmp_path: Path, name: str, mutation: Mutation) -> None:
     folder = tmp_path / "index"
@@ -167,7 +166,7 @@ def test_bytes_of_an_index(index: Path, tmp_path: Path, name: str, mutation: Mut
     tolerated(lambda: use(folder))
 
 
-@SAME_FOLDER
+@fuzzed
 @given(st.data())
 def test_settings_of_an_index(index: Path, tmp_path: Path, data: st.DataObject) -> None:
     folder = tmp_path / "index"
@@ -182,21 +181,11 @@ def test_settings_of_an_index(index: Path, tmp_path: Path, data: st.DataObject) 
 
 
 @pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> bytes:
-    onnx = pytest.importorskip("onnx")
-    helper, kind = onnx.helper, onnx.TensorProto.FLOAT
-    names = ("images", "feature", "average", "attention")
-    infos = [helper.make_tensor_value_info(name, kind, [1, 4]) for name in names]
-    nodes = [helper.make_node("Identity", ["images"], [name]) for name in names[1:]]
-    graph = helper.make_graph(nodes, "g", infos[:1], infos[1:])
-    made = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 17)], ir_version=8)
-    facts = {"format": 1, "fingerprint": "f", "encoder": {"resolution": 32, "pooling": "average"}}
-    helper.set_model_props(made, {"finesight": json.dumps(facts)})
-    content: bytes = made.SerializeToString()
-    return content
+def model() -> bytes:
+    return tiny_onnx(json.dumps(FACTS))
 
 
-@SAME_FOLDER
+@fuzzed
 @given(mutations)
 def test_bytes_of_an_onnx_file(model: bytes, tmp_path: Path, mutation: Mutation) -> None:
     file = tmp_path / "model.onnx"

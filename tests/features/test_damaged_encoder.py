@@ -28,7 +28,7 @@ def change(run: Path, **values: Any) -> None:
     """Change settings by hand, without the checksum, as an earlier version has written them."""
     file = run / "encoder" / "encoder.json"
     content = json.loads(file.read_text())
-    del content["weights_checksum"]
+    content.pop("weights_checksum", None)
     for name, value in values.items():
         table, _, key = name.rpartition("__")
         (content[table] if table else content)[key] = value

@@ -106,7 +106,10 @@ def test_numbers_of_any_size_survive_also_below_a_suffix_in_upper_case(tmp_path:
 
 
 def test_the_output_is_checked_first(lcr: Path, unlabeled: Path, tmp_path: Path) -> None:
-    refused(command("embed", lcr, unlabeled, "-o", tmp_path / "f.txt"), "must end in .npz, .parquet or .csv")
+    refused(
+        command("embed", lcr, unlabeled, "-o", tmp_path / "f.txt"),
+        "must end in .npz, .parquet, .arrow, .feather or .csv",
+    )
     with pytest.raises(FineSightError, match="does not exist"):
         check_output(tmp_path / "missing" / "f.npz")
     check_output(tmp_path / "F.NPZ")

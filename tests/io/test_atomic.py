@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import signal
 import threading
 from pathlib import Path
 
 import pytest
 
-from finesight.io.atomic import atomic_path, write_atomic
+from finesight.io.atomic import atomic_path, require_writable, write_atomic
 
 
 def fail_half_way(target: Path) -> None:
@@ -33,6 +36,28 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
         fail_half_way(file)
     assert file.read_text() == "before"
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
+
+
+def die_half_way(target: Path) -> None:
+    with atomic_path(target) as scratch:
+        scratch.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_process_left_goes_before_the_next_work(tmp_path: Path) -> None:
+    file = tmp_path / "features.npz"
+    killed = multiprocessing.get_context("spawn").Process(target=die_half_way, args=(file,))
+    killed.start()
+    killed.join()
+    [left] = tmp_path.iterdir()
+    elsewhere = tmp_path / f".features.npz.1{'0' * 10}.tmp.npz"  # of another machine
+    elsewhere.write_text("half")
+    with atomic_path(file) as mine:
+        mine.write_text("mine")
+        require_writable(file)  # another call of a process that runs
+        assert set(tmp_path.iterdir()) == {mine, elsewhere}
+    assert left not in set(tmp_path.iterdir())
+    assert set(tmp_path.iterdir()) == {file, elsewhere}
 
 
 def test_folders_appear_whole(tmp_path: Path) -> None:

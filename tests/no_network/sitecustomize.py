@@ -18,7 +18,14 @@ LOCAL_NAMES = {"", "localhost", "ip6-localhost", socket.gethostname()}
 def is_allowed(host):
     """Return whether an address is of this machine, or was allowed."""
     address = ipaddress.ip_address(str(host).partition("%")[0])
-    return address.is_loopback or address.is_unspecified or any(address in network for network in ALLOWED)
+    if address.is_loopback or address.is_unspecified or any(address in network for network in ALLOWED):
+        return True
+    with socket.socket(socket.AF_INET if address.version == 4 else socket.AF_INET6, socket.SOCK_DGRAM) as own:
+        try:
+            own.bind((str(host), 0))  # works for addresses of this machine alone; Ray's processes talk by them
+        except OSError:
+            return False
+    return True
 
 
 def refuse(event, arguments):

@@ -17,8 +17,9 @@ from PIL import Image
 
 import finesight
 from finesight.evaluation.evaluate import Evaluation, evaluate
+from finesight.evaluation.score_table import score_table
 from finesight.features.encoder import Encoder, pixels, projection_responses
-from finesight.report.run_report import class_table, score_table, search_rows, super_table
+from finesight.report.run_report import class_table, search_rows, super_table
 from finesight.training.config import flat
 from finesight.training.run_folder import RunFolder
 from processes import TINY, Finished, command, succeeded

@@ -121,7 +121,7 @@ class Tab:
         return [
             {key: values[0] for key, values in parse_qs(part.query).items()}
             for part in parts
-            if part.path == f"/api/{path}"
+            if part.path.endswith(f"/api/{path}")
         ]
 
     def check(self) -> None:

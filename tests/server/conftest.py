@@ -64,7 +64,15 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def tab(browser: Browser, page_server: str) -> Iterator[Tab]:
+def no_pins(page_server: str) -> None:
+    """Nothing is pinned: the server keeps what earlier tests have pinned."""
+    import httpx
+
+    httpx.post(f"{page_server}api/pins", json={"ids": []}, timeout=60).raise_for_status()
+
+
+@pytest.fixture
+def tab(browser: Browser, page_server: str, no_pins: None) -> Iterator[Tab]:
     from browsing import opened
 
     with opened(browser, page_server) as tab:

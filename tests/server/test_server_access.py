@@ -134,10 +134,14 @@ def test_the_page_is_opened_with_the_word(guarded: Web) -> None:
 def test_guessing_is_slow(guarded: Web) -> None:
     """A thousand a second could be tried before."""
     right = {"authorization": f"Bearer {TOKEN}"}
-    statuses = [guarded.get("/api/health", headers={"authorization": f"Bearer {n}"}).status_code for n in range(40)]
+    for _ in range(20):  # a busy machine may take longer than the second that must be waited
+        statuses = [guarded.get("/api/health", headers={"authorization": f"Bearer {n}"}).status_code for n in range(40)]
+        answer = guarded.get("/api/health", headers=right)  # refused, too: else guessing would go on
+        if answer.status_code == 429:
+            break
     assert statuses[:10] == [401] * 10
-    assert set(statuses[11:]) == {429}
-    answer = guarded.get("/api/health", headers=right)  # else guessing would go on
+    assert statuses.count(401) <= 16, "each one more makes the next wait twice as long"
+    assert set(statuses) == {401, 429}
     refused(answer, 429, "Too many wrong tokens")
     assert 1 <= int(answer.headers["retry-after"]) <= 60
     refused(guarded.get("/api/health"), 401, "needed")  # which is no guess
@@ -173,6 +177,7 @@ def test_a_browser_gets_a_form(guarded: Web) -> None:
     assert answer.status_code == 401
     assert answer.headers["content-type"].startswith("text/html")
     assert "<script" not in answer.text
+    assert ":root{color-scheme:light dark" in answer.text, "on the body it would leave the page white in the dark"
     assert 'action="/judge"' in answer.text
     assert 'name="a" value="&quot;&gt;&lt;script&gt;"' in answer.text
     assert "That is not the token" in guarded.get("/?token=wrong", headers=browser).text

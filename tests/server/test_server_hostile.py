@@ -306,7 +306,7 @@ def test_only_inside(tmp_path: Path) -> None:
     stream, status = open_inside(root, "a/b.png")
     with stream:
         assert stream.read() == b"inside"
-    assert status.st_size == 6
+    assert status.bytes == 6
     for path in ("../root-too.png", str(tmp_path / "root-too.png"), "a/../../root-too.png", ".", "..", "/"):
         with pytest.raises(ImageOutside):
             open_inside(root, path)

@@ -145,14 +145,15 @@ def test_slow_and_silent_clients(gallery: Gallery) -> None:
         assert (web.service.network.size, web.service.uploads.used) == (0, 0)
 
 
-def test_bodies_that_do_not_come_take_no_place(gallery: Gallery) -> None:
+@pytest.mark.parametrize("settings", [{}, {"arriving": 8}], ids=["all are received", "few are received"])
+def test_bodies_that_do_not_come_take_no_place(gallery: Gallery, settings: dict[str, int]) -> None:
     """Sixty of them took every place of the queue for half a minute."""
-    with web_for(gallery.index, queue=2, arriving=8) as web, in_thread(web.service) as (url, _):
+    with web_for(gallery.index, queue=2, **settings) as web, in_thread(web.service) as (url, _):
         with contextlib.ExitStack() as open_ones:
             slow = [open_ones.enter_context(connected(url)) for _ in range(60)]
             for number, one in enumerate(slow):
                 one.sendall(HEAD + b"Content-Length: 100000\r\n\r\n" + PART)
-                if number == 7:
+                if settings and number == 7:
                     time.sleep(1.2)  # a body that came no further makes room only after a second
             deadline = time.monotonic() + 20
             with httpx.Client(base_url=url, timeout=60) as client:
@@ -190,6 +191,31 @@ def test_more_than_it_takes_is_told_while_it_is_sent(server: Serving) -> None:
     assert b" 413 " in answer.split(b"\r\n")[0]
     assert b"larger than 1 MB" in answer
     well(server.url)
+
+
+def test_large_uploads_leave_no_memory_behind(gallery: Gallery) -> None:
+    """The network keeps freed memory for its next image; what uploads took must not stay with it."""
+    size = 40 * 2**20
+    with Serving("serve", gallery.index, "--port", "0", "--max-upload-mb", "39") as running:
+        for _ in range(2):
+            well(running.url)
+        before = running.memory
+        with contextlib.ExitStack() as open_ones:
+            socks = [open_ones.enter_context(connected(running.url)) for _ in range(3)]
+            for sock in socks:
+                sock.sendall(HEAD + b"Transfer-Encoding: chunked\r\n\r\n" + b"%x\r\n" % len(PART) + PART + b"\r\n")
+            for sock in socks:  # none of them ends: all three are held at a time
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    sock.sendall(b"%x\r\n" % (size - 2 * 2**20) + bytes(size - 2 * 2**20) + b"\r\n")
+            deadline = time.monotonic() + 60
+            while running.memory < before + 60 * 2**20:
+                assert time.monotonic() < deadline, "the uploads were never held: nothing was tested"
+                time.sleep(0.05)
+        deadline = time.monotonic() + 60
+        while running.memory > before + 30 * 2**20:
+            assert time.monotonic() < deadline, (before, running.memory)
+            time.sleep(0.2)
+        well(running.url)
 
 
 def test_what_is_not_http(server: Serving) -> None:

@@ -11,19 +11,27 @@ from hypothesis import HealthCheck, Phase, given, settings
 from schemathesis.generation import GenerationMode
 from schemathesis.specs.openapi.checks import positive_data_acceptance
 
+from finesight.server.copies import copies_router
+from finesight.server.group_routes import group_router
+from finesight.server.map_route import map_router
+from finesight.server.note_routes import note_router
 from finesight.server.routes import router
-from serving import Gallery, web_for
+from serving import Gallery, copy_gallery, web_for
 
 pytestmark = pytest.mark.slow
 
-OPERATIONS = [f"{method} {route.path}" for route in router.routes for method in route.methods]  # type: ignore[attr-defined]
+ROUTERS = (router, note_router, group_router, copies_router, map_router)
+OPERATIONS = [f"{method} {route.path}" for one in ROUTERS for route in one.routes for method in route.methods]  # type: ignore[attr-defined]
 # A schema cannot say which bytes are a picture, which box lies in it, and what poolings this index has.
-BEYOND_SCHEMA = {"POST /api/search", "GET /api/search", "GET /api/explain"}
-NEVER_RIGHT = {
-    "POST /api/search",
-    "GET /api/training",
-    "POST /api/training",
-}  # random bytes are no picture; no training
+# Nor which change is the last one, which groups there are, and that a name must not be blank.
+BEYOND_SCHEMA = {
+    *("POST /api/search", "GET /api/search", "GET /api/explain", "POST /api/labels/undo", "POST /api/saved"),
+    *("POST /api/groups", "POST /api/groups/apply"),
+}
+NEVER_RIGHT = {  # random bytes are no picture; no training; no such change, version or group
+    *("POST /api/search", "GET /api/training", "POST /api/training", "POST /api/labels/undo"),
+    *("POST /api/groups", "POST /api/groups/apply"),
+}
 EXAMPLES = settings(
     max_examples=20,
     deadline=None,
@@ -50,11 +58,15 @@ class Api:
                 values[name] = self.ids[int(value) % len(self.ids)]
         if isinstance(values, dict) and isinstance(number := values.get("cluster"), int) and number % 2:
             values["cluster"] = 0
+        if isinstance(values, dict) and isinstance(number := values.get("group"), int):
+            values["group"] = number % 2
 
 
 @pytest.fixture(scope="module")
-def api(gallery: Gallery, ids: dict[str, str]) -> Iterator[Api]:
-    with web_for(gallery.index, allow_hosts=["testserver"]) as web:
+def api(gallery: Gallery, ids: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Iterator[Api]:
+    copied = copy_gallery(gallery, tmp_path_factory.mktemp("schema"))  # what is written must not be seen elsewhere
+    with web_for(copied.index, copied.images.parent / "cache", allow_hosts=["testserver"]) as web:
+        web.post("/api/groups/start", json={"count": 2})
         yield Api(web.app, list(ids.values()))
 
 

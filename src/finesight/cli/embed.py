@@ -8,15 +8,19 @@ from typing import Annotated
 import typer
 
 from finesight.cli.options import CacheDir, Cluster, Exact, PoolingOption, Quiet, Run, Workers
+from finesight.errors import FineSightError
 
 
 def embed(
     run: Run,
     images: Annotated[str, typer.Argument(help="A folder of images or a list of paths.")],
     out: Annotated[
-        Path, typer.Option("--out", "-o", help="features.npz, .parquet or .csv; with --cluster also a folder.")
+        Path, typer.Option("--out", "-o", help="features.npz, .parquet, .arrow or .csv; with --cluster also a folder.")
     ],
     pooling: PoolingOption = None,
+    labels: Annotated[
+        bool, typer.Option("--labels", help="Also write label and split of each image, where they are known.")
+    ] = False,
     cache_dir: CacheDir = None,
     workers: Workers = None,
     exact: Exact = False,
@@ -35,6 +39,8 @@ def embed(
     encoder = api.load(run, exact=exact)
     warn_of_random_weights(run)
     if cluster is not None:
+        if labels:
+            raise FineSightError("--labels does not go with --cluster: evaluate --features FILE --data DATA has them.")
         from finesight.data.sources import open_source
         from finesight.features.parts_folder import embed_on_cluster
 
@@ -42,7 +48,14 @@ def embed(
         written, skipped = embed_on_cluster(cluster, run, encoder, source, out, pooling=name, progress=not quiet)
     else:
         written, skipped = embed_images(
-            encoder, images, out, pooling=name, cache_dir=cache_dir, workers=workers, progress=not quiet
+            encoder,
+            images,
+            out,
+            pooling=name,
+            cache_dir=cache_dir,
+            workers=workers,
+            progress=not quiet,
+            labels=labels,
         )
     left_out = f"; {format_count(skipped, 'file was', 'files were')} skipped" if skipped else ""
     console.print(f"{format_count(written, 'feature')} in {out}{left_out}")

@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import CacheDir, Data, Exact, Json, LimitClasses, PoolingOption, Quiet, Workers
+from finesight.cli.options import DATA_HELP, CacheDir, Exact, Json, LimitClasses, PoolingOption, Quiet, Workers
 from finesight.errors import FineSightError
 from finesight.evaluation.protocols import PROTOCOLS, Protocol
 from finesight.io.atomic import WriteError, require_writable
 
 if TYPE_CHECKING:
-    from finesight.evaluation.evaluate import Evaluation
+    from finesight.evaluation.per_class import Row
     from finesight.features.encoder import Encoder
 
 
@@ -24,7 +24,7 @@ ProtocolChoice = StrEnum("ProtocolChoice", {name: name for name in PROTOCOLS})  
 
 
 def evaluate(
-    data: Data,
+    data: Annotated[str | None, typer.Option("--data", help=DATA_HELP)] = None,
     run: Annotated[
         Path | None, typer.Argument(help="The folder of a finished run; none for a frozen backbone.")
     ] = None,
@@ -39,6 +39,10 @@ def evaluate(
     ] = None,
     output_stride: Annotated[int, typer.Option(help="8, 16 or 32 (frozen backbone only).")] = 32,
     stride_in_1x1: Annotated[bool | None, typer.Option(help="Caffe strides (frozen backbone only).")] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(help="In place of a run: a file of features (.parquet, .arrow, .npz, .csv), made by any program."),
+    ] = None,
     pooling: PoolingOption = None,
     protocol: Annotated[
         ProtocolChoice, typer.Option(help="The paper's text, or what its released code does (docs/protocols.md).")
@@ -64,13 +68,23 @@ def evaluate(
     quiet: Quiet = False,
 ) -> None:
     """Score a run, or any backbone as it is: retrieval, linear probe, kNN, attention on the object."""
-    if (run is None) == (backbone is None):
-        raise FineSightError("Give either the folder of a run or --backbone, not both and not neither.")
+    if sum(given is not None for given in (run, backbone, features)) != 1:
+        raise FineSightError("Give one of these: the folder of a run, --backbone, or --features.")
+    if data is None and features is None:
+        raise FineSightError("Give --data: a labeled folder of images, a list with labels, or a known dataset.")
+    if features is not None and (pooling is not None or str(protocol) != "finesight"):
+        raise FineSightError("--pooling and --protocol need the images: features of a file are scored as they are.")
     chosen = PROTOCOLS.find(str(protocol))
     _refuse_idle(chosen, linear, probe_epochs=probe_epochs, state=state, labels=labels)
     percents = _percents(fractions)
     for option, file in (("--save-labels", save_labels), ("--per-class", per_class)):
         _check_folder(option, file)
+    if features is not None:
+        rules = chosen(labels=labels, save_labels=save_labels, seed=seed)
+        rules = rules if knn else dataclasses.replace(rules, knn=())
+        _score_file(features, data, linear, percents, rules, limit_classes, per_class, as_json, quiet)
+        return
+    assert data is not None
     from finesight import api
     from finesight.evaluation.evaluate import evaluate_poolings
     from finesight.features.encoder_folder import warn_of_random
@@ -111,7 +125,7 @@ def evaluate(
         skipped = format_count(len(result.cache.skipped), "file was", "files were")
         console.print(f"{skipped} skipped, the first {first}: {reason}")
     if per_class is not None:
-        _write_classes(per_class, result)
+        _write_classes(per_class, result.classes)
     if run is not None:
         from finesight.report.run_report import record_evaluation
 
@@ -122,18 +136,49 @@ def evaluate(
     if as_json:
         print(json.dumps(result.scores))
         return
-    _print(encoder.config.method if run is None else run.name, result)
+    _print(encoder.config.method if run is None else run.name, result.scores)
 
 
-def _print(name: str, result: Evaluation) -> None:
+def _score_file(
+    file: Path,
+    data: str | None,
+    linear: bool,
+    percents: tuple[int, ...],
+    protocol: Protocol,
+    limit_classes: int | None,
+    per_class: Path | None,
+    as_json: bool,
+    quiet: bool,
+) -> None:
+    from finesight.evaluation.from_features import evaluate_features
+
+    found = evaluate_features(
+        file,
+        data,
+        linear=linear,
+        fractions=percents,
+        protocol=protocol,
+        limit_classes=limit_classes,
+        progress=not quiet,
+    )
+    if per_class is not None:
+        _write_classes(per_class, found.classes)
+    if as_json:
+        print(json.dumps(found.scores))
+        return
+    _print(file.name, found.scores)
+
+
+def _print(name: str, scores: dict[str, Any]) -> None:
     from finesight.evaluation.protocols import setting_words
+    from finesight.evaluation.score_table import score_table
     from finesight.io.console import print_table
-    from finesight.report.run_report import score_table, super_table
+    from finesight.report.run_report import super_table
 
-    print_table(score_table({name: result.scores}, intervals=True))
-    if "super_categories" in result.scores:
-        print_table(super_table(result.scores))
-    print(setting_words(result.scores))
+    print_table(score_table({name: scores}, intervals=True))
+    if "super_categories" in scores:
+        print_table(super_table(scores))
+    print(setting_words(scores))
 
 
 def _frozen(
@@ -187,8 +232,8 @@ def _check_folder(option: str, file: Path | None) -> None:
         require_writable(file)
 
 
-def _write_classes(file: Path, result: Evaluation) -> None:
+def _write_classes(file: Path, classes: list[Row]) -> None:
     from finesight.evaluation.per_class import as_csv
     from finesight.io.atomic import write_atomic
 
-    write_atomic(file, as_csv(result.classes))
+    write_atomic(file, as_csv(classes))

@@ -25,6 +25,10 @@ NO_MEMORY = (
     *("failed to map segment", "cannot allocate memory"),
 )
 
+# What finesight-onnx leaves out; the module that is missing, and the package that brings it.
+WITH_TORCH = ("torch", "timm", "lightning", "safetensors", "tensorboard", "matplotlib", "onnx")
+OTHERS = {"pyarrow": "pyarrow", "sklearn": "scikit-learn", "pymilvus": "finesight[milvus]", "ray": "finesight[ray]"}
+
 
 @contextmanager
 def exit_with_message() -> Iterator[None]:
@@ -38,7 +42,7 @@ def exit_with_message() -> Iterator[None]:
         print(safe_text(f"finesight: {stop}"), file=sys.stderr)
         raise SystemExit(stop.exit_code) from None
     except (OSError, MemoryError, RuntimeError, ImportError) as error:
-        sentence = machine_trouble(error)
+        sentence = machine_trouble(error) or missing_package(error)
         if sentence is None:
             raise
         print(f"finesight: {sentence}", file=sys.stderr)
@@ -56,3 +60,16 @@ def machine_trouble(error: Exception) -> str | None:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}. {DISK[error.errno]} What was saved before is kept."
     return None
+
+
+def missing_package(error: Exception) -> str | None:
+    """Return a sentence if a package is missing that an installation may leave out. Else None."""
+    if not isinstance(error, ModuleNotFoundError):
+        return None
+    name = (error.name or "").partition(".")[0]
+    if name in WITH_TORCH:
+        return (
+            f"This command needs {name}, which is not installed. `pip uninstall finesight-onnx`, then "
+            "`pip install finesight`; finesight-onnx alone indexes, searches and serves with an exported encoder."
+        )
+    return f"This needs {name}, which is not installed: `pip install {OTHERS[name]}`." if name in OTHERS else None

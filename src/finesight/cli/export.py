@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,10 +17,16 @@ if TYPE_CHECKING:
     from finesight.export.onnx import Exported
     from finesight.export.quantize import Quantized
 
+Format = StrEnum("Format", {"onnx": "onnx", "timm": "timm"})
+
 
 def export(
     run: RunOrEncoder,
-    out: Annotated[Path, typer.Argument(help="The file to write, model.onnx.")],
+    out: Annotated[Path, typer.Argument(help="The file to write: model.onnx, or model.safetensors for timm.")],
+    format: Annotated[
+        Format | None,
+        typer.Option(help="timm: the backbone's weights, for timm.create_model.  [default: by the name of the file]"),
+    ] = None,
     responses: Annotated[bool, typer.Option("--responses", help="What each projection answers, as an output.")] = False,
     int8: Annotated[bool, typer.Option("--int8", help="Also a file in 8 bits beside it, model.int8.onnx.")] = False,
     calibrate: Annotated[
@@ -34,7 +41,12 @@ def export(
     as_json: Json = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write a run as one ONNX file: pixels in; feature, plain average and attention out. Checked against PyTorch."""
+    """Write a run as one ONNX file (pixels in; feature, plain average and attention out), or its weights for timm."""
+    if format == Format.timm or (format is None and out.suffix.lower() == ".safetensors"):
+        if int8 or calibrate is not None or responses:
+            raise FineSightError("--responses, --int8 and --calibrate are for ONNX files: timm takes weights alone.")
+        _export_timm(run, out, as_json)
+        return
     if int8 != (calibrate is not None):
         raise FineSightError(
             "--int8 needs --calibrate FOLDER: the ranges of 8-bit activations are measured on pictures."
@@ -58,6 +70,21 @@ def export(
     _print(whole)
     if less is not None:
         _print_int8(less, whole)
+
+
+def _export_timm(run: Path, out: Path, as_json: bool) -> None:
+    from finesight import api
+    from finesight.features.timm_model import check_timm_target, export_timm
+
+    check_timm_target(out)
+    done = export_timm(api.load(run), out)
+    if as_json:
+        print(json.dumps(done.summary()))
+        return
+    print(f"{done.file}: {done.bytes / 2**20:.1f} MiB. φ by timm is off by {done.difference:.1e}. To load it:")
+    print(f"  {done.call}")
+    if done.untrained:
+        console.print(f"As timm initializes them, as they come after φ: {', '.join(done.untrained)}.", markup=False)
 
 
 def _print(whole: Exported) -> None:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import Cluster, Exact, Interval, Json, Quiet, RunOrEncoder, Watch, Workers
+from finesight.cli.options import Cluster, Exact, Interval, Json, Quiet, Watch, Workers
 from finesight.errors import FineSightError, Interrupted
 from finesight.io.console import console, format_count
 from finesight.search.engines import uri_help
@@ -25,9 +25,25 @@ CONTINUE = "What is done is kept; the same command continues."
 
 
 def index(
-    run: RunOrEncoder,
-    folder: Annotated[str, typer.Argument(help="The images: a folder, a list of paths, or a known dataset.")],
+    run: Annotated[
+        Path | None,
+        typer.Argument(
+            help="A finished run, an encoder folder, or a file of `finesight export`; none with --features."
+        ),
+    ] = None,
+    folder: Annotated[
+        str | None, typer.Argument(help="The images: a folder, a list of paths, or a known dataset.")
+    ] = None,
     index: Annotated[str | None, typer.Option("--index", help=f"{uri_help(new=True)}  [default: RUN/index]")] = None,
+    features: Annotated[
+        Path | None,
+        typer.Option(
+            help="In place of a run: features that are in a file (.parquet, .arrow, .npz, .csv), by any program."
+        ),
+    ] = None,
+    root: Annotated[
+        Path | None, typer.Option(help="With --features: the folder of the images.  [default: that of the file]")
+    ] = None,
     as_json: Json = False,
     workers: Workers = None,
     exact: Exact = False,
@@ -40,15 +56,31 @@ def index(
     quiet: Quiet = False,
 ) -> None:
     """Make an index of a folder, or bring it up to date: only new and changed images are embedded."""
+    if features is not None:
+        if run is not None or folder is not None or watch or verify or cluster is not None:
+            raise FineSightError(
+                "--features takes the place of a run and its images: give --index and --root beside it."
+            )
+        _index_file(features, index, root, as_json, quiet)
+        return
+    if run is None or folder is None or root is not None:
+        raise FineSightError("Give a run and its images, as `finesight index RUN FOLDER`, or --features FILE.")
     from finesight.data.sources import open_source
-    from finesight.features.embedder import TorchEmbedder
-    from finesight.features.encoder_folder import warn_of_random_weights
+    from finesight.features.embedder import OnnxEmbedder
+    from finesight.features.encoder_folder import warn_of_random
     from finesight.search.build import open_or_create, update_run_index
+    from finesight.search.open_embedder import open_indexing_embedder
+    from finesight.search.run_index import usual_place
     from finesight.search.watch import FolderWatch
 
-    embedder = TorchEmbedder.load(run, exact=exact)
-    warn_of_random_weights(run)
-    where = _usual_place(run, embedder.fingerprint) if index is None else index
+    embedder = open_indexing_embedder(run, exact=exact)
+    warn_of_random(embedder.facts.method, embedder.facts.weights)
+    home = run
+    if isinstance(embedder, OnnxEmbedder):
+        if cluster is not None:
+            raise FineSightError("--cluster embeds with torch: give the run, not its exported file.")
+        run, home = embedder.model, embedder.model.parent
+    where = usual_place(home, embedder.fingerprint) if index is None else index
     source, leave = open_source(folder), set[str]()
     watcher = FolderWatch(folder, interval)
     with closing(open_or_create(where, embedder, run, source.root)) as store, _stop_signals() as stop:
@@ -62,7 +94,7 @@ def index(
                 store,
                 embedder,
                 source,
-                run,
+                home,
                 workers=workers,
                 stop=stop.is_set,
                 leave=leave,
@@ -80,15 +112,19 @@ def index(
             watcher.take(change, (path for path, _ in update.skipped))
 
 
-def _usual_place(run: Path, fingerprint: str) -> str:
-    """Return the index of a run: of the frozen network's own if that is the encoder that is kept."""
-    from finesight.search.engines import index_exists, open_index
-    from finesight.search.faiss_index import FROZEN_INDEX, RUN_INDEX
+def _index_file(file: Path, where: str | None, root: Path | None, as_json: bool, quiet: bool) -> None:
+    from finesight.features.reading import read_features
+    from finesight.io.progress import phase_bar
+    from finesight.search.build import PHASES, IndexUpdate
+    from finesight.search.from_features import index_features
 
-    frozen = run / FROZEN_INDEX
-    if index_exists(frozen) and open_index(frozen).meta.fingerprint == fingerprint:
-        return str(frozen)
-    return str(run / RUN_INDEX)
+    if where is None:
+        raise FineSightError("--features needs --index: where the index is to be.")
+    table = read_features(file)
+    with phase_bar({**PHASES, "embedding": "adding features"}, not quiet) as bar:
+        made = index_features(table, where, root, callback=bar)
+    with closing(made) as store:
+        _tell(where, IndexUpdate(added=len(table)), store.facts(), as_json)
 
 
 def _next_change(watcher: FolderWatch, stop: _Stop) -> Change | None:

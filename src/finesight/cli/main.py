@@ -8,10 +8,12 @@ from typing import Annotated
 
 import typer
 
+from finesight.cli.clean import clean
 from finesight.cli.clusters import clusters, duplicates
 from finesight.cli.compare import compare
 from finesight.cli.datasets import datasets_app
 from finesight.cli.demo import demo
+from finesight.cli.doctor import doctor
 from finesight.cli.embed import embed
 from finesight.cli.evaluate import evaluate
 from finesight.cli.exits import exit_with_message
@@ -20,9 +22,11 @@ from finesight.cli.export import export
 from finesight.cli.index import index
 from finesight.cli.inspect import inspect
 from finesight.cli.judge import judge
+from finesight.cli.labels import labels_app
 from finesight.cli.lookalikes import lookalikes
 from finesight.cli.methods import methods
 from finesight.cli.options import RenamedOptions
+from finesight.cli.push import push
 from finesight.cli.search import search
 from finesight.cli.serve import serve
 from finesight.cli.train import train
@@ -39,9 +43,10 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
 )
 app.add_typer(datasets_app, name="datasets")
+app.add_typer(labels_app, name="labels")
 COMMANDS = (
-    *(clusters, compare, duplicates, evaluate, explain, export, index, judge, search, serve, up, verdict),
-    *(train, methods, embed, inspect, lookalikes, demo),
+    *(clean, clusters, compare, duplicates, evaluate, explain, export, index, judge, push, search, serve, up, verdict),
+    *(train, methods, embed, inspect, lookalikes, demo, doctor),
 )
 for command in COMMANDS:
     app.command(cls=RenamedOptions)(command)

@@ -18,6 +18,11 @@ if TYPE_CHECKING:
     from finesight.search.searcher import Answer
 
 EngineName = StrEnum("EngineName", {"torch": "torch", "onnx": "onnx"})
+Engine = Annotated[
+    EngineName | None,
+    typer.Option(help="What sees the queries; onnx needs no torch.  [default: torch where it is installed]"),
+]
+Model = Annotated[Path | None, typer.Option(help="With onnx: the exported file, if not beside the index.")]
 Run = Annotated[
     Path | None, typer.Option(help="A copy of the run that made the index if the encoder is not where it was (Milvus).")
 ]
@@ -33,29 +38,29 @@ def search(
     ] = None,
     diversity: Annotated[float, typer.Option(min=0, max=1, help="0: nearest first; more: hits that differ.")] = 0.0,
     min_score: Annotated[float | None, typer.Option(help="No hit with a lower cosine.")] = None,
-    engine: Annotated[EngineName, typer.Option(help="What sees the queries; onnx needs no torch.")] = EngineName.torch,
-    model: Annotated[Path | None, typer.Option(help="With onnx: the exported file, if not beside the index.")] = None,
+    engine: Engine = None,
+    model: Model = None,
     run: Run = None,
     exact: Exact = False,
     as_json: Json = False,
 ) -> None:
     """Find the images of an index that look most like a picture."""
-    from finesight.features.encoder_folder import warn_of_random_weights
+    from finesight.features.encoder_folder import warn_of_random
     from finesight.features.preprocess import parse_box
     from finesight.search.engines import open_index
     from finesight.search.open_embedder import open_embedder
     from finesight.search.searcher import Searcher
 
-    if model is not None and engine != EngineName.onnx:
-        raise FineSightError("--model is for --engine onnx: torch uses the encoder kept with the index.")
+    kind = engine_for(engine, model, run)
     if run is not None and engine == EngineName.onnx:
         raise FineSightError("--run is for --engine torch: give onnx the exported file by --model.")
     part = None if box is None else parse_box(box)
     with closing(open_index(where)) as index:
         if not len(index):
             raise FineSightError(f"The index {where} is empty: add images with `finesight index`.")
-        searcher = Searcher(index, open_embedder(str(engine), index, model or run, exact=exact))
-        warn_of_random_weights(index.encoder_folder())
+        embedder = open_embedder(kind, index, model or run, exact=exact)
+        searcher = Searcher(index, embedder)
+        warn_of_random(embedder.facts.method, embedder.facts.weights)
         answers = [
             (query, searcher.by_picture(query, k, by=by, box=part, diversity=diversity, min_score=min_score))
             for query in queries
@@ -66,6 +71,17 @@ def search(
         return
     for query, answer in answers:
         _print(query, answer)
+
+
+def engine_for(engine: EngineName | None, model: Path | None, run: Path | None) -> str | None:
+    """Return the engine that the options of ``search`` and ``serve`` mean, None where the index decides."""
+    if model is not None and engine == EngineName.torch:
+        raise FineSightError("--model is for --engine onnx: torch uses the encoder kept with the index.")
+    if run is not None and model is not None:
+        raise FineSightError("--run is for --engine torch: give onnx the exported file by --model.")
+    if engine is not None:
+        return str(engine)
+    return "onnx" if model is not None else None
 
 
 def _result(query: Path, answer: Answer) -> dict[str, object]:

@@ -25,6 +25,7 @@ from finesight.cli.settings import assignments, parsed
 from finesight.errors import FineSightError
 from finesight.io.console import console
 
+Logger = StrEnum("Logger", {name: name for name in ("tensorboard", "csv", "wandb", "mlflow")})  # type: ignore[misc]
 Variant = StrEnum("Variant", {name: name for name in ("finesight", "paper", "released")})  # type: ignore[misc]
 
 
@@ -96,6 +97,12 @@ def train(
     ] = False,
     checkpoint_minutes: Annotated[float, typer.Option(help="Time between checkpoints.")] = 2.0,
     log_every: Annotated[int, typer.Option(help="Steps between rows of metrics.csv.")] = 10,
+    logger: Annotated[
+        list[Logger] | None,
+        typer.Option(
+            help="Where metrics go beside metrics.csv; may be repeated. csv: nowhere.  [default: tensorboard]"
+        ),
+    ] = None,
     cache_dir: CacheDir = None,
     workers: Workers = None,
     quiet: Quiet = False,
@@ -138,6 +145,7 @@ def train(
         checkpoint_activations=checkpoint_activations,
         checkpoint_minutes=checkpoint_minutes,
         log_every=log_every,
+        **({"loggers": tuple(map(str, logger))} if logger else {}),
         cache_dir=cache_dir,
         workers=workers,
         progress=not quiet,

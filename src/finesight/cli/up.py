@@ -24,7 +24,19 @@ from finesight.cli.options import (
     Weights,
     Workers,
 )
-from finesight.cli.serve import AllowHost, Host, MaxUpload, OpenPage, Port, Queue, Token, server_config, stoppable
+from finesight.cli.serve import (
+    AllowHost,
+    CameraDataOption,
+    Host,
+    MaxUpload,
+    MetricsOpen,
+    OpenPage,
+    Port,
+    Queue,
+    Token,
+    server_config,
+    stoppable,
+)
 from finesight.cli.settings import assignments
 from finesight.errors import FineSightError
 
@@ -64,6 +76,8 @@ def up(
     open_page: OpenPage = True,
     queue: Queue = 32,
     max_upload_mb: MaxUpload = 20.0,
+    metrics_open: MetricsOpen = False,
+    camera_data: CameraDataOption = None,
     cache_dir: CacheDir = None,
     workers: Workers = None,
     quiet: Quiet = False,
@@ -82,7 +96,9 @@ def up(
         "batch_size": batch_size,
     }
     given = {key: value for key, value in options.items() if value is not None} | assignments(settings or [])
-    config = server_config(host, port, token, allow_host, open_page, queue, max_upload_mb, cache_dir)
+    config = server_config(
+        host, port, token, allow_host, open_page, queue, max_upload_mb, cache_dir, metrics_open, camera_data
+    )
     bind(host, port).close()  # an address that cannot be used is refused before anything else
     open_source(folder)  # so is a folder without images
     run, wanted = run_folder(folder, out), Wanted(given, str(preset), minutes)

@@ -28,6 +28,7 @@ def _lowest_waves() -> tuple[NDArray[np.float64], NDArray[np.int64], NDArray[np.
 
 
 _BASIS, _DOWN, _ACROSS = _lowest_waves()
+_MIRROR = np.where(_ACROSS % 2, -1.0, 1.0)  # waves that a mirrored picture has with the other sign
 
 
 def content_hash(file: Path) -> bytes:
@@ -42,28 +43,44 @@ def perceptual_hash(image: Image.Image) -> int | None:
     Size, compression, brightness and contrast hardly change them. A picture of one color has no hash (``None``):
     all such pictures would be alike.
     """
+    return perceptual_hashes(image)[0]
+
+
+def perceptual_hashes(image: Image.Image) -> tuple[int, int] | tuple[None, None]:
+    """Return the perceptual hash of a picture, and that of its mirror image (left and right exchanged)."""
     gray = np.asarray(image.convert("L").resize((_SIDE, _SIDE), Image.Resampling.BILINEAR), np.float64)
     if gray.std() < _BLANK:
-        return None
+        return None, None
     waves = (_BASIS @ gray @ _BASIS.T)[_DOWN, _ACROSS]  # (32, 32) -> (64,)
+    return _bits(waves), _bits(waves * _MIRROR)
+
+
+def _bits(waves: NDArray[np.float64]) -> int:
     return int.from_bytes(np.packbits(waves > np.median(waves)).tobytes(), "big")
 
 
 def group_duplicates(
-    contents: Sequence[bytes | None], hashes: Sequence[int | None], distance: int = NEAR
+    contents: Sequence[bytes | None],
+    hashes: Sequence[int | None],
+    distance: int = NEAR,
+    mirrored: Sequence[int | None] | None = None,
 ) -> NDArray[np.int64]:
     """Return for each image the first image of its group: itself if it is like no earlier one.
 
     Images are in one group if their contents are equal, if their hashes are at most ``distance`` bits apart, or if a
-    chain of such pairs connects them.
+    chain of such pairs connects them. With ``mirrored``, the hashes of the mirror images, a picture and its mirror
+    image are a pair as well.
     """
     group = np.arange(len(contents))
     merge_groups(group, *_to_first(contents))
-    merge_groups(group, *_to_first(hashes))
-    known = np.array([i for i, value in enumerate(hashes) if value is not None], np.int64)
-    values = np.array([value for value in hashes if value is not None], np.uint64)
+    every = [*hashes, *(mirrored or ())]
+    whose = np.arange(len(every)) % max(1, len(hashes))
+    one, two = _to_first(every)
+    merge_groups(group, whose[one], whose[two])
+    known = np.array([i for i, value in enumerate(every) if value is not None], np.int64)
+    values = np.array([value for value in every if value is not None], np.uint64)
     distinct, first = np.unique(values, return_index=True)  # a hash that many share is compared once
-    images = known[first]
+    images = whose[known[first]]
     for a, b in near_pairs(distinct, distance):
         merge_groups(group, images[a], images[b])
     return group

@@ -9,10 +9,15 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from itertools import chain, compress
 from pathlib import Path
+from typing import Any
 
 from finesight.data.listing import not_an_image_suffix
+from finesight.data.places import image_column
 from finesight.errors import FineSightError
+from finesight.io.frames import read_arrow_table
 from finesight.io.table import unguard
+
+TABLES = (".parquet", ".arrow", ".feather")
 
 _PATH_COLUMNS = ("path", "file", "filename", "image")
 _LABEL_COLUMNS = ("label", "class")
@@ -50,7 +55,7 @@ def read_list(file: Path) -> ListedImages:
     rows = _rows(file, lines, columns, delimiter)
     if not rows.paths:
         raise FineSightError(f"{file} has a header but no image; write one image path per line into it")
-    return _test_or_validation(rows)
+    return test_or_validation(rows)
 
 
 def _lines(file: Path) -> Iterator[tuple[int, str]]:
@@ -106,11 +111,12 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return []
 
 
-def _add(rows: ListedImages, cells: list[str], columns: int, where: dict[str, int]) -> str:
+def _add(rows: ListedImages, cells: list[str], columns: int, where: dict[str, int], *, guarded: bool = True) -> str:
     """Add one line to ``rows``, or return what is wrong with it."""
+    plain = unguard if guarded else str
     if len(cells) != columns:
         return f"{len(cells)} column{'s' * (len(cells) != 1)} where {columns} belong"
-    path = cells[where["path"]] if columns == 1 else unguard(cells[where["path"]])
+    path = cells[where["path"]] if columns == 1 else plain(cells[where["path"]])
     if not path:
         return "no path"
     if reason := not_an_image_suffix(path):
@@ -122,20 +128,86 @@ def _add(rows: ListedImages, cells: list[str], columns: int, where: dict[str, in
             return f"split is {given!r}, not train or test"
         rows.splits.append(split)
     rows.paths.append(path)
-    rows.labels.append(sys.intern(unguard(cells[where["label"]])) if "label" in where else "")  # a name is kept once
+    rows.labels.append(sys.intern(plain(cells[where["label"]])) if "label" in where else "")  # a name is kept once
     return ""
 
 
-def _bad_lines(file: Path, bad: list[str], count: int, total: int) -> str:
+def _bad_lines(file: Path, bad: list[str], count: int, total: int, what: str = "lines") -> str:
     if count > len(bad):
         bad = [*bad, f"and {count - len(bad)} more"]
     return (
-        f"{count} of {total} lines of {file} cannot be used: {'; '.join(bad)}. Write one image path per "
+        f"{count} of {total} {what} of {file} cannot be used: {'; '.join(bad)}. Write one image path per "
         "line, or a table with the columns path, label, split"
     )
 
 
-def _test_or_validation(rows: ListedImages) -> ListedImages:
+def known_split(given: str, file: Path) -> str:
+    """Return train, test or val for what a table says; raise ``FineSightError`` for anything else."""
+    if (split := _SPLITS.get(given.lower())) is None:
+        raise FineSightError(f"A split of {file} is {given!r}, not train or test.")
+    return split
+
+
+def is_list_table(file: Path) -> bool:
+    """Return whether a file is a Parquet or Arrow table of paths, without the images themselves."""
+    if file.suffix.lower() not in TABLES:
+        return False
+    try:
+        schema = _table_schema(file)
+    except (OSError, ValueError):  # who reads the images says what is wrong with it
+        return file.suffix.lower() != ".parquet"
+    return image_column(schema) is None and bool(_table_columns(schema.names)[0])
+
+
+def read_list_table(file: Path) -> ListedImages:
+    """Read a list from a Parquet or Arrow table with the columns of a CSV list; ``FineSightError`` if that fails."""
+    try:
+        path, label, split = _table_columns(_table_schema(file).names)
+        wanted = {"path": path, "label": label, "split": split}
+        names = {name: column for name, column in wanted.items() if column}
+        table = read_arrow_table(file, list(names.values()))
+        cells = {name: table.column(column).to_pylist() for name, column in names.items()}
+    except (OSError, ValueError) as error:
+        raise FineSightError(f"{file} cannot be read as a table of images: {error}") from error
+    rows, bad, unusable = ListedImages(), [], 0
+    where = {name: place for place, name in enumerate(cells)}
+    for number, values in enumerate(zip(*cells.values(), strict=True)):
+        texts = ["" if value is None else str(value) for value in values]
+        if problem := _add(rows, texts, len(texts), where, guarded=False):
+            unusable += 1
+            if unusable <= _EXAMPLES:
+                bad.append(f"row {number}: {problem}")
+    if bad:
+        raise FineSightError(_bad_lines(file, bad, unusable, table.num_rows, "rows"))
+    if not rows.paths:
+        raise FineSightError(f"{file} lists no image.")
+    return test_or_validation(rows)
+
+
+def _table_schema(file: Path) -> Any:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    if file.suffix.lower() == ".parquet":
+        return pq.read_schema(file)
+    with pa.OSFile(str(file)) as stream:
+        try:
+            return pa.ipc.open_file(stream).schema
+        except pa.ArrowInvalid:
+            stream.seek(0)
+            return pa.ipc.open_stream(stream).schema
+
+
+def _table_columns(names: list[str]) -> tuple[str, str, str]:
+    lower = {name.lower(): name for name in names}
+
+    def first(wanted: tuple[str, ...]) -> str:
+        return next((lower[name] for name in wanted if name in lower), "")
+
+    return first(_PATH_COLUMNS), first(_LABEL_COLUMNS), first(("split",))
+
+
+def test_or_validation(rows: ListedImages) -> ListedImages:
     """Make validation images the test split if there is no other; else leave them out."""
     if "val" not in rows.splits:
         return rows

@@ -13,18 +13,20 @@ from __future__ import annotations
 
 import hashlib
 import io
+import json
 import os
 import re
 import tarfile
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from functools import lru_cache
 from pathlib import Path
 from typing import IO, Any, cast
 
 from finesight.data.decode import UnreachableFile, os_reason
 from finesight.errors import FineSightError
+from finesight.io.atomic import write_atomic
 
 SCHEMES = ("s3", "gs", "hf", "https", "http")
 TAR, PARQUET = ".tar", ".parquet"
@@ -83,8 +85,12 @@ def reached(text: str | Path) -> Iterator[None]:
         yield
     except (UnreachableFile, FineSightError):
         raise
-    except FileNotFoundError:
-        raise UnreachableFile("no such file or directory") from None
+    except FileNotFoundError as error:
+        why = error.__cause__  # fsspec says of a web server that it has no such file, whatever went wrong
+        is_web = address(text).startswith("http")
+        if not is_web or why is None or isinstance(why, FileNotFoundError) or getattr(why, "status", 0) == 404:
+            raise UnreachableFile("no such file or directory") from None
+        raise UnreachableFile(f"{address(text)}: {_short(why)}") from None
     except OSError as error:
         raise UnreachableFile(os_reason(error) if error.errno else f"{address(text)}: {_short(error)}") from None
     except Exception as error:  # each storage has errors of its own: botocore, aiohttp, google …
@@ -110,10 +116,10 @@ def _version(info: dict[str, Any]) -> tuple[int, int]:
 
 def stamp(text: str | Path) -> tuple[int, int]:
     """Return what tells whether a place changed: its size, and a time or a version. Raises ``UnreachableFile``."""
-    if member := _MEMBER.match(str(text)):
-        size, version = stamp(member[1])
-        if member[1].endswith(TAR):
-            size = _member(member[1], member[2])[1]
+    if member := split_member(str(text)):
+        size, version = stamp(member[0])
+        if member[0].endswith(TAR):
+            size = _member(*member)[1]
         return size, version
     if not is_address(text):
         try:
@@ -129,17 +135,37 @@ def stamp(text: str | Path) -> tuple[int, int]:
     return _KNOWN[url]
 
 
-def read_place(text: str | Path) -> bytes:
-    """Return the bytes of a place. Raises ``UnreachableFile``."""
-    member = _MEMBER.match(str(text))
+def split_member(text: str) -> tuple[str, str] | None:
+    """Return the container and the member (or row) that a path names, or None if it names neither."""
+    member = _MEMBER.match(text)
+    return None if member is None else (member[1], member[2])
+
+
+def read_place(text: str | Path, container: IO[bytes] | None = None, most: int | None = None) -> bytes:
+    """Return the bytes of a place, which may lie in a ``container`` that is open already. Raises ``UnreachableFile``.
+
+    So it does if more than ``most`` bytes would have to be held, if that is known before.
+    """
+    member = split_member(str(text))
     if member is None:
+        if most is not None:
+            _require_small(stamp(text)[0], most)
         return _read(str(text))
-    container, name = member[1], member[2]
-    with reached(container):
-        if container.endswith(PARQUET):
-            return _row(container, int(name))
-        start, size = _member(container, name)
-        return _read(container, start, start + size)
+    file, name = member
+    with reached(file):
+        if file.endswith(PARQUET):
+            return _row(file, int(name), container, most)
+        start, size = _member(file, name)
+        _require_small(size, most)
+        if container is None:
+            return _read(file, start, start + size)
+        container.seek(start)
+        return container.read(size)
+
+
+def _require_small(size: int, most: int | None) -> None:
+    if most is not None and size > most:
+        raise UnreachableFile(f"larger than {most / 2**20:.0f} MB")
 
 
 def _read(text: str, start: int | None = None, end: int | None = None) -> bytes:
@@ -167,6 +193,21 @@ def tar_members(container: str) -> dict[str, tuple[int, int]]:
 
 @lru_cache(maxsize=4096)
 def _tar_members(container: str, version: tuple[int, int]) -> dict[str, tuple[int, int]]:
+    if not is_address(container):
+        return _read_headers(container)
+    from finesight.data.store import default_cache_dir
+
+    mark = hashlib.blake2b(f"{container} {version}".encode(), digest_size=16).hexdigest()
+    kept = default_cache_dir() / "tars" / f"{mark}.json"  # headers lie all over the file: this is much of it to fetch
+    with suppress(OSError, ValueError):
+        return {name: (start, size) for name, (start, size) in json.loads(kept.read_text()).items()}
+    found = _read_headers(container)
+    with suppress(OSError):
+        write_atomic(kept, json.dumps(found).encode())
+    return found
+
+
+def _read_headers(container: str) -> dict[str, tuple[int, int]]:
     found: dict[str, tuple[int, int]] = {}
     with reached(container):
         try:
@@ -199,13 +240,14 @@ def image_column(schema: Any) -> str | None:
     return next((name for name in ("image", "img", "jpg", "png", "bytes") if name in names), (names or [None])[0])
 
 
-def _row(container: str, row: int) -> bytes:
+def _row(container: str, row: int, given: IO[bytes] | None, most: int | None) -> bytes:
     import pyarrow.parquet as pq
 
     known = getattr(_ROWS, "group", None)
     version = stamp(container)
     if known is None or known[0] != (container, version) or not known[1] <= row < known[1] + len(known[2]):
-        with open_container(container) as stream, pq.ParquetFile(stream) as file:
+        opened = open_container(container) if given is None else nullcontext(given)
+        with opened as stream, pq.ParquetFile(stream) as file:
             first = 0
             for group in range(file.num_row_groups):
                 count = file.metadata.row_group(group).num_rows
@@ -213,6 +255,7 @@ def _row(container: str, row: int) -> bytes:
                     name = image_column(file.schema_arrow)
                     if name is None:
                         raise UnreachableFile("no column with the bytes of images")
+                    _require_small(file.metadata.row_group(group).total_byte_size, most)
                     values = file.read_row_group(group, columns=[name]).column(0).combine_chunks()
                     _ROWS.group = known = (container, version), first, values
                     break

@@ -15,7 +15,9 @@ import numpy as np
 
 from finesight.data.decode import UnreachableFile, explain_os_errors, os_reason, read_image_and_size
 from finesight.data.geometry import cache_side
-from finesight.data.image_hash import content_hash, group_duplicates, perceptual_hash
+from finesight.data.image_hash import content_hash, group_duplicates, perceptual_hashes
+from finesight.data.looks import SIDE, Looks, measure_looks
+from finesight.data.places import is_place
 from finesight.data.sources import ImageSource
 from finesight.data.store import write_skipped
 from finesight.errors import SkipImage
@@ -141,13 +143,15 @@ class CheckReport:
 
 
 @dataclass(frozen=True)
-class _ImageFacts:
+class ImageFacts:
     """What is remembered of one image."""
 
     size: tuple[int, int] = (0, 0)
     content: bytes | None = None  # only where another file is as long
     hash: int | None = None
-    reason: str = ""
+    reason: str = ""  # why it cannot be read
+    mirrored: int | None = None  # the hash of its mirror image
+    looks: Looks | None = None  # only where they were asked for
 
 
 def check_source(
@@ -159,7 +163,7 @@ def check_source(
     progress: bool = True,
 ) -> CheckReport:
     """Read every image once, with the decoder that training uses, and return what is wrong."""
-    facts = _read_all(source, near, workers, progress)
+    facts = read_facts(source, near=near, workers=workers, progress=progress)
     readable = [i for i, image in enumerate(facts) if not image.reason]
     paths = source.paths.tolist()
     short = {i: min(facts[i].size) for i in readable}
@@ -210,11 +214,14 @@ def _explained(folder: Path) -> AbstractContextManager[None]:
     return explain_os_errors(f"cannot write into {folder}", "give --out another folder")
 
 
-def _read_all(source: ImageSource, near: bool, workers: int | None, progress: bool) -> list[_ImageFacts]:
+def read_facts(
+    source: ImageSource, *, near: bool = True, looks: bool = False, workers: int | None = None, progress: bool = True
+) -> list[ImageFacts]:
+    """Read every image once; ``near`` asks for perceptual hashes, ``looks`` for brightness, contrast and sharpness."""
     files = [source.file(i) for i in range(len(source))]
     lengths = [_length(file) for file in files]
-    shared = {length for length, n in Counter(lengths).items() if n > 1}
-    jobs = [(file, source.trim, length in shared, near) for file, length in zip(files, lengths, strict=True)]
+    shared = {length for length, n in Counter(lengths).items() if n > 1 and length >= 0}
+    jobs = [(file, source.trim, length in shared, near, looks) for file, length in zip(files, lengths, strict=True)]
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the reasons
         results = (facts for _, facts in bounded_map(_read_facts, jobs, workers))
@@ -229,18 +236,20 @@ def _length(file: Path) -> int:
         return -1
 
 
-def _read_facts(job: tuple[Path, int, bool, bool]) -> _ImageFacts:
-    file, trim, with_content, with_hash = job
+def _read_facts(job: tuple[Path, int, bool, bool, bool]) -> ImageFacts:
+    file, trim, with_content, with_hash, with_looks = job
     try:
-        if not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for ever
+        if not is_place(file) and not stat.S_ISREG(file.stat().st_mode):  # opening a pipe would wait for ever
             raise UnreachableFile("not a regular file")
-        image, size = read_image_and_size(file, DECODED, trim)
+        image, size = read_image_and_size(file, max(DECODED, SIDE) if with_looks else DECODED, trim)
         content = content_hash(file) if with_content else None
     except SkipImage as skip:
-        return _ImageFacts(reason=str(skip))
+        return ImageFacts(reason=str(skip))
     except OSError as error:
-        return _ImageFacts(reason=os_reason(error))
-    return _ImageFacts(size, content, perceptual_hash(image) if with_hash else None)
+        return ImageFacts(reason=os_reason(error))
+    hashes = perceptual_hashes(image) if with_hash else (None, None)
+    looks = measure_looks(image) if with_looks else None
+    return ImageFacts(size, content, hashes[0], mirrored=hashes[1], looks=looks)
 
 
 def _class_sizes(source: ImageSource) -> ClassSizes | None:
@@ -257,7 +266,7 @@ def _class_sizes(source: ImageSource) -> ClassSizes | None:
     )
 
 
-def _duplicates(source: ImageSource, facts: list[_ImageFacts]) -> tuple[DuplicateGroup, ...]:
+def _duplicates(source: ImageSource, facts: list[ImageFacts]) -> tuple[DuplicateGroup, ...]:
     contents = [image.content for image in facts]
     members: dict[int, list[int]] = {}
     for i, first in enumerate(group_duplicates(contents, [image.hash for image in facts]).tolist()):

@@ -8,6 +8,8 @@ from typing import Any
 from finesight.data.store import default_cache_dir
 from finesight.io.atomic import write_atomic
 
+ENGINES = "engines.json"  # how many times as fast as torch onnxruntime is, by network, batch, size and machine
+
 
 class Remembered:
     """Numbers by key. A file that is missing, damaged or cannot be written costs a trial each time, nothing else."""

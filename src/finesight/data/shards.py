@@ -80,7 +80,9 @@ def _names(url: str) -> list[str]:
     """Return the addresses of all files below one, of one, or of those that a pattern with * names."""
     system, path = filesystem(url)
     scheme = url.partition(":")[0]
+    system.invalidate_cache()  # it may have changed since this process looked last
     if url.endswith(CONTAINERS) and "*" not in url:
+        remember(url, system.info(path))
         return [url]
     found: dict[str, Any] = system.glob(path, detail=True) if "*" in url else system.find(path, detail=True)
     names = []

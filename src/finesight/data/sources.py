@@ -20,7 +20,14 @@ from finesight.data.listing import (
     list_folder,
     split_folders,
 )
-from finesight.data.lists import ListedImages, read_list
+from finesight.data.lists import (
+    ListedImages,
+    is_list_table,
+    known_split,
+    read_list,
+    read_list_table,
+    test_or_validation,
+)
 from finesight.data.named_path import split_named_path
 from finesight.data.places import address, is_address
 from finesight.data.shards import Found, find_containers, find_remote, list_containers
@@ -195,9 +202,20 @@ def _join_splits(root: Path, parts: dict[str, Listing], skipped: list[tuple[str,
 def _open_file(file: Path) -> ImageSource:
     if file.suffix.lower() in IMAGE_SUFFIXES:
         raise FineSightError(f"{file} is a single image; give --data the folder it lies in ({file.parent})")
+    if is_list_table(file):
+        return _of_rows(file.parent, "list", read_list_table(file))
     if found := find_containers(file):
         return _open_found(found)
     return _of_rows(file.parent, "list", read_list(file))
+
+
+def source_of_rows(file: Path, kind: str, paths: list[str], labels: list[str], splits: list[str]) -> ImageSource:
+    """Return the images that a table lists beside ``file``; without labels or splits these lists are empty.
+
+    Splits mean what they mean in a list: without test images, those of validation are. Others raise ``FineSightError``.
+    """
+    rows = ListedImages(paths, labels or [""] * len(paths), [known_split(split, file) for split in splits])
+    return _of_rows(file.parent, kind, test_or_validation(rows))
 
 
 def _of_rows(root: Path, kind: str, rows: ListedImages) -> ImageSource:

@@ -35,7 +35,10 @@ class ScorePair(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Comparison:
-    """Queries are numbered as in ``paths``; what each of them gave is in ``a.queries`` and ``b.queries``."""
+    """The scores of two encoders on the same queries. In a notebook it shows itself.
+
+    Queries are numbered as in ``paths``; what each of them gave is in ``a.queries`` and ``b.queries``.
+    """
 
     metrics: dict[str, ScorePair]  # by the key of a metric of retrieval
     split: str  # "official" or "given": the test images of that split; "all": the source has none
@@ -63,6 +66,11 @@ class Comparison:
         x, y = self.a.queries.per_query, self.b.queries.per_query
         rest = np.flatnonzero(np.any([abs(x[key] * 1.0 - y[key]) > SAME_AP for key in x], axis=0)).tolist()
         return np.array(list(dict.fromkeys([*turns, *self.ap_changes.tolist(), *rest])), dtype=np.int64)
+
+    def _repr_html_(self) -> str:
+        from finesight.evaluation.comparison_views import comparison_html
+
+        return comparison_html(self)
 
     def summary(self) -> dict[str, Any]:
         """Return all numbers and the images that changed, ready for JSON."""

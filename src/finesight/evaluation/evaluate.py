@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,21 +14,21 @@ from finesight.data.cache import DecodedCache, open_cache
 from finesight.data.layouts.layout import official_counts
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
-from finesight.evaluation.bootstrap import score_intervals
 from finesight.evaluation.fractions import Parts, draw_parts, read_parts, write_parts
-from finesight.evaluation.knn import knn_places
 from finesight.evaluation.linear import ProbeResult
 from finesight.evaluation.localization import localize_poolings
-from finesight.evaluation.metrics import METRICS, Values, classifier_values
-from finesight.evaluation.per_class import Row, class_rows, query_labels, super_rows
-from finesight.evaluation.protocols import ProbeTask, Protocol, provenance
+from finesight.evaluation.per_class import Row
+from finesight.evaluation.protocols import ProbeTask, Protocol, provenance, setting_words
 from finesight.evaluation.protocols.finesight import FineSightProtocol
-from finesight.evaluation.retrieval import RetrievalScores, retrieval
+from finesight.evaluation.retrieval import RetrievalScores
+from finesight.evaluation.score_table import score_table
+from finesight.evaluation.scoring import score_features
 from finesight.features.encoder import Encoder
 from finesight.features.extract import Extracted, extract, extract_together
-from finesight.features.wide import Features, concatenate
+from finesight.features.wide import Features
 from finesight.nn.distributed import world
 from finesight.nn.poolings import find_pooling
+from finesight.plots.html import Section, html_fragment
 
 SPLIT_SEED = 0
 TRAIN_SHARE = 0.7  # of each class, where a labeled source has no split of its own
@@ -36,7 +36,7 @@ TRAIN_SHARE = 0.7  # of each class, where a labeled source has no split of its o
 
 @dataclass(frozen=True)
 class Evaluation:
-    """The scores, and what the report needs for its pictures."""
+    """The scores, and what the report needs for its pictures. In a notebook it shows a table of the scores."""
 
     scores: dict[str, Any]
     cache: DecodedCache
@@ -45,6 +45,12 @@ class Evaluation:
     pooling: str
     queries: RetrievalScores  # what each query gave, for comparing two encoders query by query
     classes: list[Row] = field(default_factory=list)  # scores by class, the worst first
+
+    def _repr_html_(self) -> str:
+        setting = self.scores["setting"]
+        name = f"{setting['method']}, {self.pooling} pooling"
+        section = Section("Scores", setting_words(self.scores), score_table({name: self.scores}, intervals=True))
+        return html_fragment("Evaluation", [section])
 
 
 def evaluate(
@@ -122,7 +128,7 @@ def evaluate_poolings(
         encoder = encoder.with_pooling("average")  # without its branch, which no pooling uses
     parts: Parts = {}
     if probing or protocol.save_labels:
-        parts = _label_parts(protocol, cache.source, train, fractions, limit_classes)
+        parts = label_parts(protocol, cache.source, train, fractions, limit_classes)
     if protocol.by_class:
         assert cache.source.labels is not None
         test = test[cache.source.labels[test] >= 0]
@@ -159,10 +165,6 @@ class _Setup:
     unit: bool
     progress: bool
 
-    def labels(self, images: NDArray[np.int64]) -> NDArray[np.int64]:
-        assert self.cache.source.labels is not None
-        return self.cache.source.labels[images]
-
     @property
     def search_all(self) -> bool:
         """Whether all images are searched: retrieval learns nothing from train where the source has no split."""
@@ -180,31 +182,16 @@ def _score_pooling(
 ) -> Evaluation:
     """Return all scores under one pooling."""
     features, source, protocol = extracted.features[name], setup.cache.source, setup.protocol
-    searched, gallery = features, setup.test
-    if setup.search_all and train_features is not None:
-        searched, gallery = concatenate(features, train_features), np.concatenate([setup.test, setup.train])
-    labels, test_labels = setup.labels(gallery), setup.labels(setup.test)
-    queries = retrieval(searched, labels, ties=protocol.ties)
-    scores: dict[str, Any] = {"retrieval": queries.summary()}
-    classifiers: dict[str, dict[str, Mapping[str, Values]]] = {}
     probes: dict[str, ProbeResult] = {}
     if probe:
         data = setup.encoder, setup.cache, name, setup.train, setup.test, features, setup.parts, train_features
         probes = protocol.probe(ProbeTask(*data, unit=setup.unit, progress=setup.progress))
-        scores["linear"] = {percent: result.summary() for percent, result in probes.items()}
-        classifiers["linear"] = {percent: result.per_image for percent, result in probes.items()}
-    if train_features is not None and protocol.knn:
-        places = knn_places(train_features, setup.labels(setup.train), features, test_labels, protocol.knn)
-        classifiers["knn"] = {str(k): classifier_values("knn", place) for k, place in places.items()}
-        scores["knn"] = {
-            k: {key: METRICS[f"knn.{key}"].score(values) for key, values in per_image.items()}
-            for k, per_image in classifiers["knn"].items()
-        }
-    if located is not None:
-        scores["localization"] = located
-    if (supers := super_rows(source, searched, labels, queries, protocol.ties)) is not None:
-        scores["super_categories"] = supers
-    scores["ci"] = score_intervals(queries.per_query, query_labels(labels), classifiers)
+    images = setup.train, setup.test
+    fitted = probes if probe else None
+    found = score_features(
+        source, *images, features, train_features, protocol, fitted, located=located, search_all=setup.search_all
+    )
+    scores = found.scores
     scores["setting"] = {
         "pooling": name,
         "method": setup.encoder.config.method,
@@ -215,11 +202,11 @@ def _score_pooling(
         "skipped": len(setup.cache.skipped),
         **provenance(protocol, source, probes),
     }
-    classes = class_rows(source, labels, queries, test_labels, classifiers)
-    return Evaluation(scores, setup.cache, setup.test, extracted.only(name), name, queries, classes)
+    only = extracted.only(name)
+    return Evaluation(scores, setup.cache, setup.test, only, name, found.queries, found.classes)
 
 
-def _label_parts(
+def label_parts(
     protocol: Protocol,
     source: ImageSource,
     train: NDArray[np.int64],

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,11 +32,12 @@ from finesight.evaluation.judgments import (
     read_records,
     update_record,
 )
-from finesight.evaluation.retrieval import neighbors
 from finesight.evaluation.sequential import ALPHA, weigh
 from finesight.features.encoder_folder import CONFIG, fingerprint
-from finesight.features.wide import Features
 from finesight.io.console import format_count
+
+if TYPE_CHECKING:
+    from finesight.features.wide import Features
 
 FROZEN, TRAINED = "frozen", "trained"  # names of the candidates of one run
 IMAGES = 2000  # most that are searched: more would not narrow the interval of a few hundred clicks
@@ -168,6 +169,8 @@ def sample_paths(paths: Sequence[str], count: int = IMAGES) -> list[int]:
 
 def nearest_images(features: Features) -> NDArray[np.int64]:
     """Return the image most like each. (N, D) -> (N,)"""
+    from finesight.evaluation.retrieval import neighbors  # torch: a server without it has nothing to judge
+
     return neighbors(features, np.arange(len(features)), 1)[0][:, 0]
 
 

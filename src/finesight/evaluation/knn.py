@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from finesight.errors import FineSightError
 from finesight.evaluation.linear import class_index
-from finesight.evaluation.retrieval import cross_rows
+from finesight.evaluation.retrieval import cross_rows, nearest_first
 from finesight.features.wide import Features, WideRows
 
 NEIGHBORS = (1, 20)
@@ -42,20 +42,13 @@ def knn_places(
     own = class_index(classes, test_y)
     places = {k: np.full(len(test_y), len(classes) + 1) for k in neighbors}
     for n, (cosines, index) in enumerate(zip(cross_rows(test_x, train_x), own.tolist(), strict=True)):
-        near = _nearest(cosines, most)
+        near = nearest_first(cosines, most)
         weights = np.exp(cosines[near] / TEMPERATURE)
         for k, place in places.items():
             votes = np.bincount(number[near[:k]], weights[:k], len(classes))  # in the order given: most alike first
             if index >= 0:
                 place[n] = 1 + (votes > votes[index]).sum() + (votes[:index] == votes[index]).sum()
     return places
-
-
-def _nearest(cosines: NDArray[np.float64], k: int) -> NDArray[np.int64]:
-    """Return the k largest, descending; of equal ones the first. Sorts only those that can be among them."""
-    least = np.partition(cosines, len(cosines) - k)[len(cosines) - k]
-    candidates = np.flatnonzero(cosines >= least)
-    return candidates[np.argsort(-cosines[candidates], kind="stable")[:k]]
 
 
 def _labeled(x: Features, y: NDArray[np.int64], split: str) -> tuple[Features, NDArray[np.int64]]:

@@ -94,9 +94,18 @@ def neighbors(features: Features, queries: ArrayLike, k: int) -> tuple[NDArray[n
     cosine = np.empty((len(query), k), dtype=np.float32)
     compare = _comparison(features, np.ones(len(features), dtype=bool))
     for n, (_, scores) in enumerate(_rows(compare, len(features), query, None)):
-        nearest[n] = np.argsort(-scores, kind="stable")[:k]
+        nearest[n] = nearest_first(scores, k)
         cosine[n] = scores[nearest[n]]
     return nearest, cosine
+
+
+def nearest_first(cosines: NDArray[np.float64], k: int) -> NDArray[np.int64]:
+    """Return the k largest, descending; of equal ones the first. Sorts only those that can be among them."""
+    if not k:
+        return np.zeros(0, np.int64)
+    least = np.partition(cosines, len(cosines) - k)[len(cosines) - k]
+    candidates = np.flatnonzero(cosines >= least)
+    return candidates[np.argsort(-cosines[candidates], kind="stable")[:k]]
 
 
 def cross_rows(queries: Features, gallery: Features, chunk: int | None = None) -> Iterator[NDArray[np.float64]]:

@@ -11,7 +11,8 @@ of the earlier, larger map adds is given to the cells of φ that it lies in, by 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from finesight.errors import FineSightError, unknown
+from finesight.explain.notebook import similarity_html
 from finesight.features.encoder import Encoder
 from finesight.features.preprocess import Picture, region_share, require_view
 from finesight.features.types import Box, View
@@ -68,13 +70,18 @@ class ProjectionShare:
 
 @dataclass(frozen=True)
 class Similarity:
-    """A cosine score, and the cells and projections that made it."""
+    """A cosine score, and the cells and projections that made it. In a notebook it shows itself."""
 
     score: float
     by: str
     query_map: Doubles  # (H, W) sums to the score, as does the hit's
     hit_map: Doubles  # (H, W)
     projections: list[ProjectionShare]  # largest share first; those without a cell in either image are left out
+    views: tuple[View, View] | None = None  # of the query and of the hit, where they are known
+    names: tuple[str, str] = ("", "")  # of their files
+
+    def _repr_html_(self) -> str:
+        return similarity_html(self)
 
 
 def similarity(
@@ -91,8 +98,13 @@ def similarity(
     if not pooling.is_sum_over_cells:
         raise FineSightError(f"A score by pooling {pooling.name!r} cannot be taken apart: it is no sum over cells.")
     encoder.require(pooling)
-    parts = feature_parts(encoder, open_view(encoder, query, region), pooling, region)
-    return decompose(parts, feature_parts(encoder, open_view(encoder, hit), pooling), pooling)
+    views = open_view(encoder, query, region), open_view(encoder, hit)
+    parts = feature_parts(encoder, views[0], pooling, region), feature_parts(encoder, views[1], pooling)
+    return replace(decompose(*parts, pooling), views=views, names=(_name(query), _name(hit)))
+
+
+def _name(image: View | Picture) -> str:
+    return Path(image).name if isinstance(image, (str, Path)) else ""
 
 
 def open_view(encoder: Encoder, image: View | Picture, region: Box | None = None) -> View:

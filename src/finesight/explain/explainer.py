@@ -1,10 +1,4 @@
-"""Show where a network looks: an object that is called with images and gives heat maps to lay over them.
-
->>> explainer = Explainer.load("runs/birds")
->>> explanation = explainer(["one.jpg", "two.jpg"])
->>> explanation.overlay(0, "mask")  # (R, R, 3) uint8
->>> explanation.save("why")
-"""
+"""Show where a network looks: an object that is called with images and gives heat maps to lay over them."""
 
 from __future__ import annotations
 
@@ -22,9 +16,12 @@ from PIL import Image
 from torch import Tensor
 
 from finesight.errors import FineSightError
-from finesight.explain.contributions import winners
+from finesight.explain.contributions import Similarity, similarity, winners
+from finesight.explain.notebook import explanation_html
 from finesight.explain.objective_cam import NoGradCAM, ObjectiveCam, Rectify
 from finesight.features.encoder import Encoder, ImageLike, pixels
+from finesight.features.preprocess import Picture
+from finesight.features.types import Box
 from finesight.io.atomic import write_atomic
 from finesight.nn.backbone import joined
 from finesight.nn.poolings import ATTENTION
@@ -74,7 +71,7 @@ def write_file(path: Path, data: bytes) -> None:
 
 @dataclass(frozen=True)
 class Explanation:
-    """The maps of N images, on the network's grid of H × W cells over the view."""
+    """The maps of N images, on the network's grid of H × W cells over the view. In a notebook it shows itself."""
 
     names: list[str]
     pixels: NDArray[np.uint8]  # (N, R, R, 3) the view the network sees
@@ -153,9 +150,22 @@ class Explanation:
         }
         return replace(self, names=[self.names[i]], **held)
 
+    def _repr_html_(self) -> str:
+        return explanation_html(self)
+
 
 class Explainer:
-    """Call it with images. Given the run as well, it knows the loss, and shows its GradCAM too."""
+    """Show where a network looks and why two images are alike.
+
+    Call it with images. Given the run as well, it knows the loss, and shows its GradCAM too.
+
+    Examples:
+        >>> explainer = finesight.Explainer.load("runs/birds")
+        >>> explanation = explainer(["one.jpg", "two.jpg"])
+        >>> explanation.overlay(0, "mask")  # (R, R, 3) uint8
+        >>> explanation.save("why")
+        >>> explainer.match("one.jpg", "two.jpg")  # which places made their score
+    """
 
     def __init__(
         self, encoder: Encoder, run: RunFolder | str | Path | None = None, *, rectify: Rectify = "abs"
@@ -202,6 +212,14 @@ class Explainer:
             None if winning is None else winning.cpu().numpy(),
             output.masks[ATTENTION].float().cpu().numpy() if ATTENTION in output.masks else None,
         )
+
+    def match(self, query: Picture, hit: Picture, by: str | None = None, region: Box | None = None) -> Similarity:
+        """Return what made the score of two pictures, by cells and by projections; in a notebook it shows itself.
+
+        ``by`` is the pooling, by default the encoder's own. ``region`` narrows the query to a box: x, y, width, height
+        as shares of the picture. Raises ``FineSightError`` if a picture cannot be read.
+        """
+        return similarity(self.encoder, query, hit, by, region)
 
     def _gradcam(self, views: Tensor) -> Tensor | None:
         if self.cam is None:

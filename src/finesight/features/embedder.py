@@ -11,9 +11,17 @@ import numpy as np
 from finesight.data.geometry import Framing
 from finesight.errors import FineSightError
 from finesight.features.encoder_folder import fingerprint
-from finesight.features.onnx_runtime import ATTENTION, IMAGES, REGION, open_session, output_of, read_metadata
+from finesight.features.onnx_runtime import (
+    ATTENTION,
+    AVERAGE,
+    IMAGES,
+    REGION,
+    open_session,
+    output_of,
+    read_metadata,
+)
 from finesight.features.preprocess import region_share
-from finesight.features.types import Box, Embedding, Floats, View
+from finesight.features.types import Box, Embedding, EncoderFacts, Floats, View
 from finesight.nn.poolings import find_pooling, whole_picture_only
 
 if TYPE_CHECKING:
@@ -42,6 +50,13 @@ class TorchEmbedder:
 
         encoder = Encoder.load(run, exact=exact)  # first: it explains what is missing
         return cls(encoder, fingerprint(run))
+
+    @property
+    def facts(self) -> EncoderFacts:
+        """What an index keeps of the encoder."""
+        config = self.encoder.config
+        widths = {space: self.encoder.feature_width(space) for space in self.spaces}
+        return EncoderFacts(config.method, str(config.backbone.weights), self.encoder.channels, widths)
 
     def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
         """Return one embedding per view; a view that has a region is pooled over that part alone."""
@@ -94,6 +109,25 @@ class OnnxEmbedder:
         self._outputs = [*(output_of(space, pooling) for space in self.spaces), ATTENTION]
         if missing := {IMAGES, *self._outputs} - there:
             raise FineSightError(f"{model} is damaged: its graph has no {', '.join(sorted(missing))}. Export it again.")
+        self._metadata = metadata
+
+    @property
+    def facts(self) -> EncoderFacts:
+        """What an index keeps of the encoder."""
+        columns = {output.name: output.shape[-1] for output in self._session.get_outputs()}
+        widths = {space: columns[output_of(space, self._pooling)] for space in self.spaces}
+        if not all(isinstance(width, int) for width in (columns[AVERAGE], *widths.values())):
+            raise FineSightError(f"{self.model} does not say how many numbers its features have. Export it again.")
+        encoder = self._metadata["encoder"]
+        try:
+            return EncoderFacts(str(encoder["method"]), str(encoder["backbone"]["weights"]), columns[AVERAGE], widths)
+        except (KeyError, TypeError) as error:
+            raise FineSightError(f"What {self.model} says about itself is damaged: {error}") from error
+
+    @property
+    def precision(self) -> str:
+        """``fp32`` or ``int8``."""
+        return str(self._metadata.get("precision", "fp32"))
 
     def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
         """Return one embedding per view; a view that has a region is pooled over that part alone."""

@@ -22,9 +22,12 @@ from finesight.data.color import normalize
 from finesight.errors import FineSightError, unknown
 from finesight.features.encoder_config import EncoderConfig, read_config
 from finesight.features.encoder_folder import CHECKSUM, CONFIG, WEIGHTS, encoder_folder, weights_checksum
+from finesight.features.forward import module_features
 from finesight.features.gpu import GpuCopy
+from finesight.features.hub import pretrained_folder, push_to_hub, save_pretrained
 from finesight.features.onnx_maps import OnnxMaps, find_faster
 from finesight.features.preprocess import cached_pixels, require_view
+from finesight.features.timm_model import timm_model
 from finesight.io.atomic import atomic_path
 from finesight.io.console import console
 from finesight.io.tensors import save_tensors
@@ -65,7 +68,9 @@ class EncoderOutput:
 
 
 class Encoder(nn.Module):
-    """Backbone, branch and pooling. ``embed`` and ``attend`` take paths, PIL images or a normalized tensor.
+    """Turn images into features and masks, by a backbone, the rationale's branch and a pooling.
+
+    ``embed`` and ``attend`` take paths, PIL images or a normalized tensor.
 
     A feature depends on the images that are embedded with it only by rounding: 1e-5 of its length at most. With
     ``exact`` it does not depend on them in any bit: on the CPU one image at a time then goes through the network,
@@ -101,6 +106,18 @@ class Encoder(nn.Module):
         return next(self.backbone.parameters()).device
 
     # --- use ------------------------------------------------------------------------------------------------------
+
+    def forward(self, images: Tensor) -> Tensor:
+        """Return features (N, D) of normalized images (N, 3, H, W), with gradients, on the device of the encoder.
+
+        As other modules it is called: ``encoder(images)``, also under torch.compile. ``embed`` takes files and pictures
+        and is faster, without gradients. The features differ by rounding only: 1e-5 of their length.
+        """
+        return module_features(self, images)
+
+    def to_timm(self) -> nn.Module:
+        """Return the tuned backbone as a timm model without a classifier: a copy, in eval mode."""
+        return timm_model(self)
 
     def embed(self, images: ImageLike | Tensor | Sequence[ImageLike], pooling: str | None = None) -> Tensor:
         """Return features (N, D), float32 on the CPU, not normalized."""
@@ -399,6 +416,23 @@ class Encoder(nn.Module):
         except RuntimeError as error:
             raise FineSightError(f"The weights in {folder} do not fit its {CONFIG}: {error}") from error
         return encoder
+
+    @classmethod
+    def from_pretrained(cls, name: str | Path, revision: str | None = None, *, exact: bool = False) -> Self:
+        """Load from a repository OWNER/NAME of the Hugging Face hub, or from a folder. Nothing is unpickled."""
+        return cls.load(pretrained_folder(name, revision), exact=exact)
+
+    def save_pretrained(self, folder: str | Path, *, run: str | Path | None = None) -> None:
+        """Write the encoder and a model card into a folder; ``run`` is the run whose scores the card tells."""
+        save_pretrained(self, folder, run=run)
+
+    def push_to_hub(self, name: str, **options: Any) -> str:
+        """Send the encoder and a model card to the repository OWNER/NAME and return its address.
+
+        ``options``: ``run`` (the folder whose settings, scores and verdict the card tells), ``private``, ``revision``
+        and ``message``. Raises ``FineSightError`` if the hub refuses.
+        """
+        return push_to_hub(self, name, **options)
 
     @classmethod
     def untrained(cls, config: EncoderConfig, *, load: bool = True, exact: bool = False) -> Self:

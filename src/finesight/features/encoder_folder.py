@@ -14,6 +14,11 @@ CHECKSUM = "weights_checksum"  # in encoder.json
 NEVER_TRAINED = ("frozen", "untrained")  # what an encoder's method is called where no training made it
 
 
+def is_model_file(run: str | Path) -> bool:
+    """Return whether ``run`` is named as a file of ``finesight export``; runs and encoders are folders."""
+    return Path(run).suffix.lower() == ".onnx" and not Path(run).is_dir()
+
+
 def encoder_folder(run: str | Path) -> Path:
     """Return the encoder folder of a run, or the folder itself if it is one."""
     run = Path(run)

@@ -7,11 +7,9 @@ images under the same paths (a shared folder, or an address as s3://); weights a
 
 from __future__ import annotations
 
-import logging
 import os
 import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,12 +21,15 @@ from finesight.data.decode import UnreachableFile
 from finesight.data.geometry import Framing
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.encoder_folder import encoder_folder
+from finesight.features.ray_cluster import require_able
 from finesight.features.types import Floats
 from finesight.io.progress import track
 
 SHARD = 256  # images that are handed out together
 BATCH = 32  # images that are decoded, and go through the network, together
-FOREVER = {"max_restarts": -1, "max_task_retries": -1}  # whatever machine is lost
+FOREVER: dict[str, Any] = {"max_restarts": -1, "max_task_retries": -1}  # whatever machine is lost
+AHEAD = 3  # batches that a process outside of the cluster asks for before they are needed
+TRIES = 3  # to begin again without a single image in between
 
 
 @dataclass(frozen=True)
@@ -44,33 +45,6 @@ class Embedded:
     features: dict[str, Floats]  # by pooling
 
 
-@contextmanager
-def connected(cluster: str) -> Iterator[Any]:
-    """Yield Ray, connected to a cluster ("ray://HOST:10001", "HOST:6379", "auto") or to one made here ("local").
-
-    Raises FineSightError if Ray is not installed or the cluster does not answer.
-    """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
-    try:
-        import ray
-        import ray.data
-    except ImportError as error:
-        raise FineSightError(f"--cluster needs Ray ({error}): pip install 'finesight[ray]'.") from error
-    if ray.is_initialized():
-        yield ray
-        return
-    own: dict[str, Any] = {"include_dashboard": False} if cluster == "local" else {}
-    try:
-        ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except Exception as error:  # ConnectionError, ValueError, RuntimeError: by where it fails
-        reason = (str(error).strip().splitlines() or [type(error).__name__])[0]
-        raise FineSightError(f"The Ray cluster {cluster} cannot be used: {reason}") from None
-    try:
-        yield ray
-    finally:
-        ray.shutdown()
-
-
 def embed_on_ray(
     ray: Any,
     run: str | Path,
@@ -81,44 +55,99 @@ def embed_on_ray(
     exact: bool = False,
     progress: bool = True,
 ) -> Iterator[Embedded]:
-    """Yield what the cluster makes of each file, in any order, each exactly once."""
-    import pyarrow as pa
+    """Yield what the cluster makes of each file, in any order, each exactly once.
 
-    _quiet(ray)
-    folder = encoder_folder(run)
-    weights = ray.put({file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()})
-    names = [os.fsencode(file) for file in files]
-    shards = [
-        pa.table({"number": np.arange(start, min(start + SHARD, len(names))), "file": names[start : start + SHARD]})
-        for start in range(0, len(names), SHARD)
-    ]
-    here = ray.cluster_resources()
-    gpus, cpus = int(here.get("GPU", 0)), int(here.get("CPU", 1))
-    actors = gpus or max(1, cpus // 2)
-    decoded = ray.data.from_arrow(shards).map_batches(_Decode(framing), batch_size=BATCH)
-    results = decoded.map_batches(
-        _Network,
-        fn_constructor_args=(weights, tuple(poolings), exact),
-        concurrency=(1, actors) if actors > 1 else 1,
-        num_gpus=1 if gpus else 0,
-        batch_size=BATCH,
-        **FOREVER,
-    )
-    seen = np.zeros(len(names), bool)
-    rows = _rows(results, poolings, seen)
-    yield from track(rows, len(names), "embedding", show=progress)
+    Raises FineSightError if a machine of the cluster cannot do the work, or the cluster is lost.
+    """
+    far = ray.util.client.ray.is_connected()
+    seen = np.zeros(len(files), bool)
+    try:
+        require_able(ray, files)
+        folder = encoder_folder(run)
+        weights = ray.put({file.name: file.read_bytes() for file in sorted(folder.iterdir()) if file.is_file()})
+        names = [os.fsencode(file) for file in files]
+        work = _Work(names, weights, framing, tuple(poolings), exact)
+        batches = _far_batches(ray, work, seen) if far else work.batches(range(len(names)))
+        yield from track(_rows(batches, poolings, seen), len(names), "embedding", show=progress)
+    except (ray.exceptions.RayError, ConnectionError) as error:
+        raise FineSightError(f"The cluster stopped: {_cause(error)} The same command continues.") from None
     if not seen.all():
         raise FineSightError(f"The cluster lost {int((~seen).sum()):,} of {len(names):,} images: run it again.")
 
 
-def _quiet(ray: Any) -> None:
-    context = ray.data.DataContext.get_current()
-    context.enable_progress_bars = False
-    context.print_on_execution_start = False
+def _cause(error: BaseException) -> str:
+    """Return the last line of what Ray says, which names what went wrong at the bottom of its traces."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{(lines or [type(error).__name__])[-1][:300].rstrip('.')}."
 
 
-def _rows(results: Any, poolings: Sequence[str], seen: NDArray[np.bool_]) -> Iterator[Embedded]:
-    for batch in results.iter_batches(batch_size=None, batch_format="numpy"):
+@dataclass(frozen=True)
+class _Work:
+    """What is to be done, without saying where."""
+
+    names: list[bytes]
+    weights: Any  # of the encoder, in the cluster
+    framing: Framing
+    poolings: tuple[str, ...]
+    exact: bool
+
+    def batches(self, numbers: Sequence[int]) -> Iterator[dict[str, NDArray[Any]]]:
+        """Run the pipeline for these of the images, and yield what comes out of it. This needs a machine of Ray's."""
+        import pyarrow as pa
+        import ray
+
+        context = ray.data.DataContext.get_current()
+        context.enable_progress_bars = False
+        context.print_on_execution_start = False
+        shares = [list(numbers[start : start + SHARD]) for start in range(0, len(numbers), SHARD)]
+        shards = [pa.table({"number": share, "file": [self.names[i] for i in share]}) for share in shares]
+        here: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
+        gpus, cpus = int(here.get("GPU", 0)), int(here.get("CPU", 1))
+        actors = gpus or max(1, cpus // 2)
+        decoded = ray.data.from_arrow(shards).map_batches(_Decode(self.framing), batch_size=BATCH)
+        results = decoded.map_batches(
+            _Network,
+            fn_constructor_args=(self.weights, self.poolings, self.exact),
+            concurrency=(1, actors) if actors > 1 else 1,
+            num_gpus=1 if gpus else 0,
+            batch_size=BATCH,
+            **FOREVER,
+        )
+        yield from results.iter_batches(batch_size=None, batch_format="numpy")
+
+
+class _Driver:
+    """An actor that runs the pipeline for a process outside of the cluster: Ray Data does not run over Ray Client."""
+
+    def __init__(self, work: _Work, numbers: list[int]) -> None:
+        self.batches = work.batches(numbers)
+
+    def take(self) -> dict[str, NDArray[Any]] | None:
+        return next(self.batches, None)
+
+
+def _far_batches(ray: Any, work: _Work, seen: NDArray[np.bool_]) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield what an actor of the cluster runs. If its machine is lost, another one begins with what is missing."""
+    tries = 0
+    while not seen.all():
+        before = int(seen.sum())
+        driver = ray.remote(num_cpus=0)(_Driver).remote(work, np.flatnonzero(~seen).tolist())
+        asked = [driver.take.remote() for _ in range(AHEAD)]
+        try:
+            while (batch := ray.get(asked.pop(0))) is not None:
+                asked.append(driver.take.remote())
+                yield batch
+            return
+        except ray.exceptions.RayActorError:
+            tries = 0 if int(seen.sum()) > before else tries + 1
+            if tries == TRIES:
+                raise
+
+
+def _rows(
+    batches: Iterator[dict[str, NDArray[Any]]], poolings: Sequence[str], seen: NDArray[np.bool_]
+) -> Iterator[Embedded]:
+    for batch in batches:
         for i, number in enumerate(batch["number"].tolist()):
             if seen[number]:
                 continue

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,12 +16,14 @@ from finesight.data.store import image_key, write_skipped
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.encoder import Encoder
 from finesight.features.encoder_folder import fingerprint
-from finesight.features.on_ray import Embedded, connected, embed_on_ray
+from finesight.features.on_ray import Embedded, embed_on_ray
+from finesight.features.ray_cluster import connected
 from finesight.features.types import Floats
 from finesight.features.writing import write_features
 from finesight.io.atomic import atomic_path
 
-PART = 1024  # images of a part: a kill loses no more
+PART = 1024  # images of a part …
+PART_SECONDS = 60.0  # … or what came in so long: a kill loses no more
 
 
 def embed_on_cluster(
@@ -31,12 +34,13 @@ def embed_on_cluster(
     out: Path,
     *,
     pooling: str | None = None,
+    part_images: int = PART,
     progress: bool = True,
 ) -> tuple[int, int]:
     """Write the feature of each readable image, embedded by a Ray cluster; return how many, and how many were skipped.
 
     ``out`` is a file as for ``embed_images``, or a folder (a name without suffix), which keeps the parts. The same
-    call continues what was stopped.
+    call continues what was stopped; ``part_images`` is how many a kill may lose.
     """
     if source.trim:
         raise FineSightError("Images whose last rows are cut off (FGVC-Aircraft) cannot be embedded by --cluster.")
@@ -54,7 +58,7 @@ def embed_on_cluster(
         with connected(cluster) as ray:
             files = [str(source.file(i)) for i in todo]
             rows = embed_on_ray(ray, run, files, framing, (name,), exact=encoder.exact, progress=progress)
-            skipped += parts.write(rows, name, keys[todo], source.paths[todo])
+            skipped += parts.write(rows, name, keys[todo], source.paths[todo], part_images)
     if out.suffix:
         parts.assemble(keys, source.paths, out)
     if skipped:
@@ -95,21 +99,29 @@ class Parts:
         return np.sort(first[~np.isin(keys[first], self.known())])
 
     def write(
-        self, rows: Iterator[Embedded], pooling: str, keys: NDArray[np.bytes_], paths: NDArray[np.str_]
+        self,
+        rows: Iterator[Embedded],
+        pooling: str,
+        keys: NDArray[np.bytes_],
+        paths: NDArray[np.str_],
+        part_images: int = PART,
     ) -> list[tuple[str, str]]:
         """Write what comes, some at a time, and return path and reason of what could not be embedded."""
         skipped: list[tuple[str, str]] = []
         waiting: list[tuple[bytes, str, Floats]] = []
-        for row in rows:
-            if row.reason:
-                skipped.append((str(paths[row.number]), row.reason))
-                continue
-            waiting.append((keys[row.number], str(paths[row.number]), row.features[pooling]))
-            if len(waiting) == PART:
+        since = time.monotonic()
+        try:
+            for row in rows:
+                if row.reason:
+                    skipped.append((str(paths[row.number]), row.reason))
+                    continue
+                waiting.append((keys[row.number], str(paths[row.number]), row.features[pooling]))
+                if len(waiting) >= part_images or time.monotonic() - since >= PART_SECONDS:
+                    self._write(waiting)
+                    waiting, since = [], time.monotonic()
+        finally:  # also if the cluster is lost, or the user stops it
+            if waiting:
                 self._write(waiting)
-                waiting = []
-        if waiting:
-            self._write(waiting)
         return skipped
 
     def _write(self, rows: list[tuple[bytes, str, Floats]]) -> None:
@@ -127,6 +139,12 @@ class Parts:
         """Write all features as one file in the order of the listing, and remove the parts."""
         import shutil
 
+        there, features = self.read(keys)
+        write_features(paths[there], features, out)
+        shutil.rmtree(self.folder)
+
+    def read(self, keys: NDArray[np.bytes_]) -> tuple[NDArray[np.bool_], Floats]:
+        """Return which of the images are written, and the features of these in the order given. -> (n,), (m, D)"""
         import pyarrow.parquet as pq
 
         tables = [pq.read_table(file, columns=["key", "feature"]) for file in self._files()]
@@ -137,6 +155,5 @@ class Parts:
         features = np.concatenate([row.reshape(table.num_rows, -1) for row, table in zip(rows, tables, strict=True)])
         order = np.argsort(known)
         places = np.minimum(np.searchsorted(known[order], keys), len(known) - 1)
-        there = known[order][places] == keys
-        write_features(paths[there], features[order][places[there]], out)
-        shutil.rmtree(self.folder)
+        there: NDArray[np.bool_] = known[order][places] == keys
+        return there, features[order[places[there]]]

@@ -33,6 +33,16 @@ class Embedding:
     mask: Floats  # (H, W) in [0, 1]
 
 
+@dataclass(frozen=True)
+class EncoderFacts:
+    """What an index keeps of the encoder that made it."""
+
+    method: str
+    weights: str  # what its backbone began with
+    channels: int
+    widths: dict[str, int]  # numbers of a feature in each space
+
+
 class Embedder(Protocol):
     """Turns views into features: by torch, or by onnxruntime where there is no torch."""
 
@@ -42,4 +52,13 @@ class Embedder(Protocol):
 
     def encode(self, views: Sequence[View], regions: Sequence[Box | None] | None = None) -> list[Embedding]:
         """Return one embedding per view; ``regions`` narrow the pooling to a part of the picture, as ``View.box``."""
+        ...
+
+
+class IndexingEmbedder(Embedder, Protocol):
+    """An ``Embedder`` that knows enough about its encoder to begin an index."""
+
+    @property
+    def facts(self) -> EncoderFacts:
+        """What an index keeps of the encoder."""
         ...

@@ -5,8 +5,10 @@ from __future__ import annotations
 import ctypes
 import errno
 import os
+import platform
 import re
 import shutil
+import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,7 +17,10 @@ from finesight.errors import FineSightError
 
 AT_FDCWD, RENAME_EXCHANGE = -100, 2  # of Linux: paths as they are, and two of them change places
 
-SCRATCH = re.compile(r"\.(?P<target>.+)\.\d+\.tmp(\.[^.]*)?(\.old)?")  # names that ``atomic_path`` writes under
+SCRATCH = re.compile(
+    r"\.(?P<target>.+)\.(?P<writer>\d+)\.tmp(\.[^.]*)?(\.old)?"
+)  # names that ``atomic_path`` writes under
+PROCESS_DIGITS = 10  # of the number of a process in such a name; those before them are of the machine
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -48,8 +53,8 @@ def explain_write_errors(target: Path) -> Iterator[None]:
 def atomic_path(target: Path, *, sync: bool = False, replace_folder: bool = False) -> Iterator[Path]:
     """Yield a scratch path beside ``target`` that takes its place when the block ends without an error.
 
-    The scratch path does not exist yet: write a file or make a folder there. Its name begins with a dot, holds the
-    number of this process and ends in ``.tmp`` and the suffix of the target. It is removed if the block fails. An
+    The scratch path does not exist yet: write a file or make a folder there. Its name begins with a dot, holds a number
+    of this machine and process and ends in ``.tmp`` and the suffix of the target. It is removed if the block fails. An
     ``OSError`` of the block becomes a ``WriteError`` that names the target.
 
     Parameters
@@ -63,7 +68,7 @@ def atomic_path(target: Path, *, sync: bool = False, replace_folder: bool = Fals
     """
     with explain_write_errors(target):
         target.parent.mkdir(parents=True, exist_ok=True)
-        scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp{target.suffix}")
+        scratch = target.with_name(f".{target.name}.{_writer()}.tmp{target.suffix}")
         _remove(scratch)
         try:
             yield scratch
@@ -88,12 +93,14 @@ def write_atomic(target: Path, content: bytes | str, *, sync: bool = False) -> N
 def require_writable(target: Path, size: float = 0) -> None:
     """Raise ``WriteError`` if the file ``target`` cannot be written, or its disk has no room for ``size`` bytes.
 
-    To be called before long work whose result it is. The target is not touched.
+    To be called before long work whose result it is. The target is not touched. What killed processes of this machine
+    left of it is removed.
     """
-    scratch = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    scratch = target.with_name(f".{target.name}.{_writer()}.tmp")
     with explain_write_errors(target):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
+        _remove_orphans(target)
         try:
             scratch.write_bytes(bytes(512))
         finally:
@@ -113,6 +120,25 @@ def remove_scratch(folder: Path, targets: Iterable[str] | None = None) -> None:
         found = SCRATCH.fullmatch(path.name)
         if found and (names is None or found["target"] in names):
             _remove(path)
+
+
+def _writer() -> str:
+    """Return a number of this machine and process: no two that write at a time have the same one."""
+    return f"{zlib.crc32(platform.node().encode())}{os.getpid():0{PROCESS_DIGITS}d}"
+
+
+def _remove_orphans(target: Path) -> None:
+    """Remove scratch files of ``target`` whose process was of this machine and has ended."""
+    machine = _writer()[:-PROCESS_DIGITS]
+    for path in target.absolute().parent.iterdir() if os.name == "posix" else ():
+        found = SCRATCH.fullmatch(path.name)
+        if found and found["target"] == target.name and found["writer"][:-PROCESS_DIGITS] == machine:
+            try:
+                os.kill(int(found["writer"][-PROCESS_DIGITS:]), 0)
+            except ProcessLookupError:
+                _remove(path)
+            except OSError:
+                continue  # it is of another user, and runs
 
 
 def _exchange(scratch: Path, target: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from itertools import islice
 from threading import Barrier
@@ -17,6 +17,7 @@ from finesight.io.children import Children
 
 T = TypeVar("T")
 R = TypeVar("R")
+PAUSE = 0.1  # seconds between two questions whether to stop
 
 
 def available_cores() -> int:
@@ -25,7 +26,12 @@ def available_cores() -> int:
 
 
 def bounded_map(
-    function: Callable[[T], R], items: Iterable[T], workers: int | None = None, *, ahead: int = 4
+    function: Callable[[T], R],
+    items: Iterable[T],
+    workers: int | None = None,
+    *,
+    ahead: int = 4,
+    stop: Callable[[], bool] | None = None,
 ) -> Iterator[tuple[T, R]]:
     """Yield each item with its result, in order, while a bounded number of others is under way.
 
@@ -40,6 +46,8 @@ def bounded_map(
     workers
         Threads; by default one for each core. They use the cores that the rest of the process, which takes the results,
         leaves free (on Linux).
+    stop
+        Called while a result is waited for. Once it returns True, the iterator ends as if it were closed.
     """
     workers = workers or available_cores()
     waiting = iter(items)
@@ -59,6 +67,10 @@ def bounded_map(
         start(ahead * workers)
         while running:
             item, future = running.popleft()
+            while stop is not None and not future.done():
+                wait([future], PAUSE)
+                if not future.done() and stop():
+                    return
             result = future.result()
             start(1)
             yield item, result

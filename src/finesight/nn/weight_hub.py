@@ -6,7 +6,7 @@ from typing import Any
 
 import timm
 import torch
-from huggingface_hub import hf_hub_download, hf_hub_url, try_to_load_from_cache
+from huggingface_hub import hf_hub_download, hf_hub_url, snapshot_download, try_to_load_from_cache
 from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalEntryNotFoundError
 from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 from torch import nn
@@ -94,6 +94,32 @@ def _repository_file(name: str, files: tuple[str, ...], seconds: float) -> Path:
         except Exception as error:  # whatever the hub's client raises, the user's way out is the same
             reason = first_line(error)
     raise _not_fetched(HUB_PREFIX + name, reason, url)
+
+
+def hub_folder(repository: str, files: tuple[str, ...], revision: str | None, seconds: float = 10.0) -> Path:
+    """Return the local folder with these files of a repository, as the hub has them now, or as they were fetched last.
+
+    Raises ``FineSightError`` after ``seconds`` when the hub is out of reach and they were never fetched.
+    """
+    options: dict[str, Any] = {"revision": revision, "allow_patterns": list(files)}
+    try:
+        url = hf_hub_url(repository, files[0], revision=revision)
+    except HFValidationError as error:
+        raise FineSightError(f"'{repository}' is no name of the hub ({first_line(error)}): give OWNER/NAME.") from error
+    reason = _hub_problem(url, seconds)
+    for local in (True,) if reason is not None else (False, True):
+        try:
+            folder = Path(snapshot_download(repository, local_files_only=local, **options))
+        except Exception as error:  # whatever the hub's client raises, the user's way out is the same
+            reason = reason or first_line(error)
+            continue
+        if all((folder / file).is_file() for file in files):
+            return folder
+        reason = reason or f"it has not all of {', '.join(files)}"
+    raise FineSightError(
+        f"'{repository}' could not be fetched from the hub ({reason}). Check the name and the connection; for a "
+        "private repository log in with `hf auth login`."
+    )
 
 
 def _not_fetched(weights: str, reason: str, url: str) -> FineSightError:

@@ -14,9 +14,12 @@ from PIL import Image
 
 from finesight.errors import FineSightError
 from finesight.io.atomic import write_atomic
+from finesight.plots.cards import STYLE as CARD_STYLE
+from finesight.plots.cards import Card, draw_card
 
 FOLD_ROWS = 15  # longer tables start folded
 WEBP_SIDE = 16383  # the format allows no more
+MUCH = 0.25  # line drawings stay PNG, photographs become WebP
 MAX_ROWS = 500  # a folder of a hundred thousand unreadable files must not make a page no browser opens
 
 # The policy forbids every request, so that a report stays what it was when it was written.
@@ -85,12 +88,13 @@ footer { border-top: 1px solid var(--line); margin-top: 2.25rem; padding-top: 1r
 
 @dataclass(frozen=True)
 class Section:
-    """A heading and, in this order, text (blank lines part paragraphs), a table, pictures."""
+    """A heading and, in this order, text (blank lines part paragraphs), a table, pictures, cards."""
 
     title: str
     text: str = ""
     table: Sequence[Mapping[str, object]] | None = None
     images: Sequence[tuple[str, bytes]] = ()  # (caption, PNG)
+    cards: Sequence[Card] = ()
 
 
 def build_report(path: Path, *, title: str, sections: Sequence[Section]) -> None:
@@ -98,7 +102,7 @@ def build_report(path: Path, *, title: str, sections: Sequence[Section]) -> None
     links = "".join(f'<a href="#s{i}">{escape(s.title)}</a>\n' for i, s in enumerate(sections, 1))
     page = PAGE.format(
         title=escape(title),
-        style=STYLE,
+        style=STYLE + (CARD_STYLE if any(section.cards for section in sections) else ""),
         contents=f'<nav aria-label="Contents">\n{links}</nav>\n' if len(sections) > 2 else "",
         sections="\n".join(_section(i, section) for i, section in enumerate(sections, 1)),
     )
@@ -127,16 +131,27 @@ def replace_section(path: Path, section: Section) -> bool:
     return True
 
 
+def html_fragment(title: str, sections: Sequence[Section]) -> str:
+    """Return the sections without a page around them, for a notebook."""
+    inside = "\n".join(_contents(section, "h4", compact=True) for section in sections)
+    return f"<div>\n<h3>{escape(title)}</h3>\n{inside}\n</div>".encode("utf-8", "backslashreplace").decode()
+
+
 def _section(number: int, section: Section) -> str:
-    parts = [f"<h2>{escape(section.title)}</h2>"]
+    return f'<section id="s{number}">\n{_contents(section, "h2")}\n</section>'
+
+
+def _contents(section: Section, heading: str, *, compact: bool = False) -> str:
+    parts = [f"<{heading}>{escape(section.title)}</{heading}>"]
     parts += [f"<p>{escape(text.strip())}</p>" for text in section.text.split("\n\n") if text.strip()]
     if section.table and any(section.table):
-        parts.append(_table(section.table))
-    parts += [_figure(caption, png) for caption, png in section.images]
-    return f'<section id="s{number}">\n' + "\n".join(parts) + "\n</section>"
+        parts.append(html_table(section.table))
+    parts += [html_figure(caption, png, compact) for caption, png in section.images]
+    return "\n".join([*parts, *(draw_card(card) for card in section.cards)])
 
 
-def _table(rows: Sequence[Mapping[str, object]]) -> str:
+def html_table(rows: Sequence[Mapping[str, object]]) -> str:
+    """Return a table; one of many rows is folded, and one of very many is cut, with a sentence that says so."""
     shown = rows[:MAX_ROWS]
     keys = dict.fromkeys(key for row in shown for key in row)
     columns = [_column(key, [row.get(key) for row in shown]) for key in keys]
@@ -180,11 +195,11 @@ def _number(value: object) -> float | None:
     return float(value)
 
 
-def _figure(caption: str, png: bytes) -> str:
+def html_figure(caption: str, png: bytes, compact: bool = False) -> str:
     """Return a picture, on white in both themes, shown at the size in inches it was drawn for."""
     with Image.open(io.BytesIO(png)) as image:
         image.load()
-        mime, data = _smaller(image, png)
+        mime, data = _smaller(image, png, 1 if compact else MUCH)
         scale = 96 / image.info.get("dpi", (96, 96))[0]
         size = f'width="{round(image.width * scale)}" height="{round(image.height * scale)}"'
     text = escape(caption)
@@ -193,11 +208,11 @@ def _figure(caption: str, png: bytes) -> str:
     return f"<figure>\n{sheet}\n<figcaption>{text}</figcaption>\n</figure>"
 
 
-def _smaller(image: Image.Image, png: bytes) -> tuple[str, bytes]:
-    """Return the MIME type and the bytes: WebP where it is much smaller (photographs), else the PNG (line drawings)."""
+def _smaller(image: Image.Image, png: bytes, share: float) -> tuple[str, bytes]:
+    """Return the MIME type and the bytes: WebP where it has less than ``share`` of the bytes of the PNG, else that."""
     if max(image.size) > WEBP_SIDE:
         return "image/png", png
     buffer = io.BytesIO()
     image.save(buffer, "WEBP", quality=85)
     webp = buffer.getvalue()
-    return ("image/webp", webp) if len(webp) < len(png) / 4 else ("image/png", png)
+    return ("image/webp", webp) if len(webp) < len(png) * share else ("image/png", png)

@@ -16,11 +16,12 @@ import numpy as np
 from finesight.data.layouts.lookalikes import LookalikesConfig, habitats, make_lookalikes
 from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
 from finesight.evaluation.retrieval import neighbors
+from finesight.evaluation.score_table import score_table
 from finesight.features.encoder import Encoder, pixels
 from finesight.plots.figures import score_bars
 from finesight.plots.html import Section, build_report
 from finesight.plots.sheets import attention_overlays, retrieval_rows
-from finesight.report.run_report import PICTURES, picture_sections, score_table, search_rows
+from finesight.report.run_report import PICTURES, picture_sections, search_rows
 from finesight.report.train import train_and_report
 from finesight.training.config import RuntimeConfig, build_config
 from finesight.training.save_encoder import frozen_encoder

@@ -30,10 +30,11 @@ PAPER, INK, FAINT = "#ffffff", "#22262b", "#b6bcc4"
 class Judge:
     """Ask which of two images is more like a query, without telling whose they are.
 
-    >>> judge = finesight.judge("runs/birds")
-    >>> judge  # shows the question
-    >>> judge.answer("left")  # or "right", "both", "neither"; shows the next
-    >>> judge.decision
+    Examples:
+        >>> judge = finesight.judge("runs/birds")
+        >>> judge  # shows the question
+        >>> judge.answer("left")  # or "right", "both", "neither"; shows the next
+        >>> judge.decision
     """
 
     def __init__(

@@ -16,6 +16,7 @@ from finesight.evaluation.metrics import Metric, metrics_of, retrieval_metrics
 from finesight.evaluation.per_class import as_csv
 from finesight.evaluation.protocols import setting_words
 from finesight.evaluation.retrieval import neighbors
+from finesight.evaluation.score_table import score_table
 from finesight.features.encoder import Encoder, pixels, projection_responses
 from finesight.io.atomic import write_atomic
 from finesight.io.console import format_count
@@ -116,25 +117,6 @@ def search_rows(evaluation: Evaluation, count: int = PICTURES) -> list[Retrieval
             )
         )
     return rows
-
-
-def score_table(rows: Mapping[str, Mapping[str, Any]], *, intervals: bool = False) -> list[dict[str, object]]:
-    """Return a row for each system with the score of every metric that tables show, and its 95 % interval if asked."""
-    table = []
-    for name, scores in rows.items():
-        known = scores.get("ci", {}) if intervals else {}
-        row: dict[str, object] = {"system": name}
-        for metric in metrics_of(Metric):
-            for variant, values in metric.shown_scores(scores) if metric.shown else ():
-                ends = known.get(metric.family, {})
-                ends = ends.get(variant, {}) if variant else ends
-                score, interval = values[metric.key], ends.get(metric.key)
-                cell = f"{score:.1f} [{interval[0]:.1f}, {interval[1]:.1f}]" if interval else score
-                row[metric.head(variant)] = cell
-                if metric.key in values.get("best_on_test", {}):
-                    row[f"best on test {variant} %"] = values["best_on_test"][metric.key]
-        table.append(row)
-    return table
 
 
 def super_table(scores: Mapping[str, Any]) -> list[dict[str, object]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -15,10 +17,13 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from finesight.data.geometry import CROP_PCT, MAX_SIDE, CropMode, Framing, Interpolation
 from finesight.errors import FineSightError
+from finesight.features.encoder_folder import is_model_file
 from finesight.features.types import Floats
 
 Ids = NDArray[np.int64]
 FORMAT = 1
+FEATURES = "features"  # the method and the space of an index of features that another program made
+MODEL = "model.onnx"  # beside an index or in a run: found without being named
 SpaceName = Annotated[str, Field(pattern=r"^[\w:+-]+$")]  # it is a part of names of files
 Width = Annotated[int, Field(ge=1, le=2**24)]
 
@@ -117,7 +122,7 @@ class Index(ABC):
     @classmethod
     @abstractmethod
     def create(cls, where: str, meta: IndexMeta, encoder: Path) -> Self:
-        """Make an empty index for the encoder in the folder ``encoder``; raise ``FineSightError`` if there is one."""
+        """Make an empty index for an encoder, its folder or exported file; raise ``FineSightError`` if there is one."""
 
     @classmethod
     @abstractmethod
@@ -208,9 +213,27 @@ class Index(ABC):
     def encoder_folder(self) -> Path:
         """Return the folder that the encoder of the index can be loaded from."""
 
+    def model_file(self) -> Path:
+        """Return where an exported encoder that is kept with the index lies; there may be none."""
+        run = Path(self.meta.run)
+        return run if is_model_file(run) else run / MODEL
+
     def skipped_file(self, run: Path) -> Path:
         """Return the file for images that were left out and why; ``run`` is the folder of the encoder's run."""
         return run / "index-skipped.csv"
+
+    def reopened(self) -> Self | None:
+        """Return the index that took the place of this one since it was opened; None while it is the same."""
+        return None
+
+    def notes_file(self) -> Path:
+        """Return the file for labels and other notes (``finesight.search.notes``), which outlives the index.
+
+        Where the index is in no folder of this machine, it is in the user's state folder, by the folder of images.
+        """
+        state = Path(os.environ.get("XDG_STATE_HOME") or "~/.local/state").expanduser() / "finesight" / "notes"
+        root = hashlib.sha256(os.fsencode(self.meta.root)).hexdigest()[:16]
+        return state / f"{root}.db"
 
     @abstractmethod
     def close(self) -> None: ...

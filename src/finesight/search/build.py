@@ -16,14 +16,15 @@ import numpy as np
 
 from finesight.data.decode import UnreachableFile, os_reason
 from finesight.data.geometry import Framing
-from finesight.data.places import is_place, read_place
+from finesight.data.places import as_path, is_place, read_place
 from finesight.data.places import stamp as place_stamp
 from finesight.data.sources import ImageSource, open_source
+from finesight.data.store import write_skipped
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.embedder import TorchEmbedder, unit
 from finesight.features.encoder_folder import encoder_folder
 from finesight.features.preprocess import picture_view
-from finesight.features.types import Embedder, Embedding, View
+from finesight.features.types import Embedder, Embedding, IndexingEmbedder, View
 from finesight.io.console import format_count
 from finesight.io.parallel import available_cores, bounded_map
 from finesight.io.progress import PhaseProgress, phase_bar
@@ -85,12 +86,13 @@ def update_index(
     """Bring ``index`` up to date with ``folder`` and return what was done.
 
     It is safe to kill at any point and to run again: what was committed is not embedded twice, and nothing is doubled.
-    ``stop`` is called after every image that was read; once it returns True, what was read is committed and
-    ``IndexUpdate.stopped`` is set. Images that are left out are listed in ``skipped_file`` with the reason. Files of
-    the folder that ``leave`` names are not read: the index keeps what it has of them. Items whose vectors are damaged
-    are embedded again; ``verify`` reads all vectors to find them, however large the files are. ``cluster`` names a Ray
-    cluster that embeds the images, and the run whose encoder it loads. Raises ``FineSightError`` if the index is of
-    another encoder or another folder, if another process writes to it, or if the folder has no images.
+    ``stop`` is called after every image that was read, and while one is waited for; once it returns True, what was read
+    is committed and ``IndexUpdate.stopped`` is set. Images that are left out are listed in ``skipped_file`` with the
+    reason. Files of the folder that ``leave`` names are not read: the index keeps what it has of them. Items whose
+    vectors are damaged are embedded again; ``verify`` reads all vectors to find them, however large the files are.
+    ``cluster`` names a Ray cluster that embeds the images, and the run whose encoder it loads. Raises
+    ``FineSightError`` if the index is of another encoder or another folder, if another process writes to it, or if the
+    folder has no images.
     """
     report_progress = callback or (lambda phase, done, total: None)
     require_same(index, embedder, "the one given now")
@@ -148,7 +150,10 @@ def _update(
                 break
         workers = workers or available_cores()
         ahead = -(-2 * GROUP // workers)  # so that the next group is there when the network has finished one
-        views = bounded_map(lambda file: read_view(root / file.path, embedder.framing), local, workers, ahead=ahead)
+        views = bounded_map(
+            lambda file: read_view(root / file.path, embedder.framing), local, workers, ahead=ahead, stop=stop
+        )
+        done = 0
         for done, (file, result) in enumerate(views, 1):
             if isinstance(result, SkipImage):
                 batch.skip(file.path, result)
@@ -159,13 +164,12 @@ def _update(
                 update.stopped = True
                 break
             report_progress("embedding", done - len(batch.waiting), len(todo))
+        update.stopped = update.stopped or done < len(local)  # while one was waited for
         batch.embed()
         batch.commit()
         if not update.stopped:
             report_progress("embedding", len(todo), len(todo))
     if skipped_file is not None:
-        from finesight.data.cache import write_skipped
-
         write_skipped(sorted(update.skipped), skipped_file)
     if not update.stopped:
         report_progress("finishing", 0, 1)
@@ -216,7 +220,8 @@ def _on_cluster(
     """Yield what a Ray cluster makes of the files, in any order; nothing without a cluster."""
     if cluster is None or not todo:
         return
-    from finesight.features.on_ray import connected, embed_on_ray
+    from finesight.features.on_ray import embed_on_ray
+    from finesight.features.ray_cluster import connected
 
     address, run = cluster
     exact = isinstance(embedder, TorchEmbedder) and embedder.encoder.exact
@@ -354,19 +359,22 @@ def _stamp(handle: int) -> tuple[int, int]:
     return status.st_size, status.st_mtime_ns
 
 
-def open_or_create(where: str | Path, embedder: TorchEmbedder, run: str | Path, root: str | Path) -> Index:
-    """Open the index at ``where``, or make one for the encoder of ``run`` and the images below ``root``."""
+def open_or_create(where: str | Path, embedder: IndexingEmbedder, run: str | Path, root: str | Path) -> Index:
+    """Open the index at ``where``, or make one for the encoder of ``run`` and the images below ``root``.
+
+    ``run`` is a run, an encoder folder or an exported file.
+    """
     if index_exists(where):
         return open_index(where)
-    widths = {space: embedder.encoder.feature_width(space) for space in embedder.spaces}
+    facts = embedder.facts
     meta = IndexMeta(
         fingerprint=embedder.fingerprint,
-        method=embedder.encoder.config.method,
+        method=facts.method,
         **asdict(embedder.framing),
         spaces=embedder.spaces,
-        dimension=embedder.encoder.channels,
-        dimensions={space: width for space, width in widths.items() if width != embedder.encoder.channels},
-        root=os.path.abspath(root),
+        dimension=facts.channels,
+        dimensions={space: width for space, width in facts.widths.items() if width != facts.channels},
+        root=os.path.abspath(as_path(str(root))),
         run=os.path.abspath(run),
     )
     return create_index(where, meta, encoder_folder(run))

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import io
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from PIL import Image, ImageDraw, ImageFont
 
-from finesight.data.decode import read_image_and_size
-from finesight.errors import SkipImage
+from finesight.data.thumbnails import INK, PAPER, read_thumbnail
 from finesight.io.atomic import write_atomic
 from finesight.plots.html import Section, build_report
 from finesight.search.image_files import item_file
@@ -20,7 +18,6 @@ TILE, EDGE, TITLE = 112, 6, 26  # pixels: of a picture, between pictures, and of
 SHOWN = 12  # pictures of a group
 ROWS = 12  # groups on a PNG sheet
 PAGE_GROUPS = 200  # on the page: some 5 MB
-PAPER, INK, FAINT = "#ffffff", "#22262b", "#b6bcc4"
 
 
 @dataclass(frozen=True)
@@ -80,15 +77,7 @@ def _draw_row(root: str, row: SheetRow) -> Image.Image:
 
 def _read_tile(root: str, path: str) -> Image.Image:
     """Return a picture as small as a tile, or a frame with the word "gone" if it cannot be read any more."""
-    if file := item_file(root, path):
-        with suppress(SkipImage, OSError):
-            picture = read_image_and_size(file, at_least=2 * TILE)[0]
-            picture.thumbnail((TILE, TILE), Image.Resampling.LANCZOS)
-            return picture
-    frame = Image.new("RGB", (TILE, TILE), PAPER)
-    ImageDraw.Draw(frame).rectangle((0, 0, TILE - 1, TILE - 1), outline=FAINT)
-    ImageDraw.Draw(frame).text((TILE // 2, TILE // 2), "gone", FAINT, anchor="mm")
-    return frame
+    return read_thumbnail(item_file(root, path), TILE)
 
 
 def _png(picture: Image.Image) -> bytes:

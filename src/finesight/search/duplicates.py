@@ -10,6 +10,7 @@ import numpy as np
 from finesight.data.decode import read_image
 from finesight.data.image_hash import content_hash, group_duplicates, merge_groups, perceptual_hash
 from finesight.errors import FineSightError, SkipImage
+from finesight.io.natural import natural_key
 from finesight.search.base import Ids, Index, IndexItem
 from finesight.search.clusters import Progress
 from finesight.search.image_files import item_file
@@ -57,7 +58,7 @@ def find_duplicates(
         for part in parts
         if len(part) > 1
     ]
-    return sorted(filter(None, found), key=lambda one: (-len(one.items), one.items[0].path))
+    return sorted(filter(None, found), key=lambda one: (-len(one.items), natural_key(one.items[0].path)))
 
 
 def _merge_similar(

@@ -2,7 +2,9 @@
 
     index.json     how it was made            items.db         items, and which row of the vectors is whose
     encoder/       the encoder that made it   vectors-G/       a file of rows for each space, generation G
+    model.onnx     its exported file, which may be all there is of it
     skipped.csv    files that were left out   *.faiss          structures over the rows
+    notes.db       what people wrote about the images (finesight.search.notes); in a run it is in the run's folder
 
 One process writes at a time; any number read meanwhile, each search on one consistent state.
 """
@@ -23,14 +25,16 @@ import numpy as np
 
 from finesight.data.decode import explain_os_errors
 from finesight.errors import FineSightError
+from finesight.features.encoder_folder import is_model_file
 from finesight.features.types import Floats
 from finesight.io.atomic import atomic_path, write_atomic
 from finesight.io.console import console, format_count
 from finesight.io.lock import Busy, acquire
 from finesight.search import structures
-from finesight.search.base import Ids, Index, IndexItem, IndexMeta, ItemList, NewItems
+from finesight.search.base import MODEL, Ids, Index, IndexItem, IndexMeta, ItemList, NewItems
 from finesight.search.checksums import CHECKED_BYTES, damaged_rows, row_sums
 from finesight.search.item_store import ANEW, Changes, ItemStore, State
+from finesight.search.notes import NOTES
 from finesight.search.snapshot import Snapshot
 from finesight.search.structures import FaissLimits, fit_structure
 
@@ -95,8 +99,11 @@ class FaissIndex(Index):
                     raise FineSightError(f"There is an index in {folder} already.")
                 for stale in (folder / ENCODER, *folder.glob(f".{ENCODER}.*")):  # of a process that was killed
                     shutil.rmtree(stale, ignore_errors=True)
-                with atomic_path(folder / ENCODER) as scratch:
-                    shutil.copytree(encoder, scratch)
+                for stale in folder.glob(f".{MODEL}.*"):
+                    stale.unlink()
+                is_file = is_model_file(encoder)
+                with atomic_path(folder / (MODEL if is_file else ENCODER)) as scratch:
+                    (shutil.copyfile if is_file else shutil.copytree)(encoder, scratch)
                 (folder / ITEMS).unlink(missing_ok=True)
                 ItemStore(folder / ITEMS, create=True).close()
                 write_atomic(folder / META, meta.model_dump_json(indent=2) + "\n", sync=True)
@@ -148,8 +155,25 @@ class FaissIndex(Index):
     def encoder_folder(self) -> Path:
         return self.folder / ENCODER
 
+    def model_file(self) -> Path:
+        return self.folder / MODEL
+
     def skipped_file(self, run: Path) -> Path:
         return self.folder / "skipped.csv"
+
+    def reopened(self) -> Self | None:
+        if not self._store.is_replaced or not self.exists(self.folder):
+            return None
+        return type(self)(self.folder, self.limits)
+
+    def notes_file(self) -> Path:
+        """Return a file of the run if the index is in one, because a run replaces its indexes; else of the folder."""
+        own = self.folder.resolve()
+        for place in (FROZEN_INDEX, RUN_INDEX):
+            run = own.parents[place.count("/")]
+            if own == run / place and any((run / name).exists() for name in (ENCODER, "config.yaml", "frozen")):
+                return run / NOTES
+        return own / NOTES
 
     def close(self) -> None:
         self._store.close()
@@ -341,8 +365,8 @@ def _refuse_foreign(folder: Path) -> None:
         return
     if not folder.is_dir():
         raise FineSightError(f"{folder} is a file: --index must be a folder.")
-    ours = {ENCODER, ITEMS, f"{ITEMS}-journal", LOCK, META}
-    scratch = (f".{ENCODER}.", f".{META}.")
+    ours = {ENCODER, ITEMS, f"{ITEMS}-journal", LOCK, META, MODEL, NOTES, f"{NOTES}-journal"}
+    scratch = (f".{ENCODER}.", f".{META}.", f".{MODEL}.")
     if any(path.name not in ours and not path.name.startswith(scratch) for path in folder.iterdir()):
         raise FineSightError(f"{folder} is not empty and holds no index: give --index a new folder.")
 

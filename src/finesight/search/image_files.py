@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from finesight.data.decode import UnreachableFile, os_reason
-from finesight.data.places import is_place, stamp
+from finesight.data.places import is_address, is_place, split_member, stamp
 from finesight.data.sources import ImageSource
 
 ID_BITS = 52  # exact in JavaScript's numbers too
@@ -28,8 +28,17 @@ class ImageFile:
 
 
 def item_file(root: str | Path, path: str) -> Path | None:
-    """Return the real file of an item, or None if it lies outside the root by now or is no plain file."""
+    """Return the real file of an item, or None if it lies outside the root by now or is no plain file.
+
+    Of an item that is no file of its own (data/places.py) it is the path that stands for it.
+    """
     real_root = os.path.realpath(root)
+    if is_place(place := os.path.join(real_root, path)):
+        inside = not path.startswith("/") and os.pardir not in path.split("/")
+        member = split_member(path)
+        if inside and member is not None and not is_address(real_root):
+            inside = _below(os.path.realpath(os.path.join(real_root, member[0])), real_root)
+        return Path(place) if inside else None
     real = os.path.realpath(os.path.join(real_root, path))
     if not _below(real, real_root) or not os.path.isfile(real):
         return None

@@ -107,6 +107,11 @@ class ItemStore:
         with self._lock:
             self._db.close()
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether another file has the name of this one since it was opened."""
+        return _identity(self.file) not in (None, self._file)
+
     def state(self) -> State:
         with self._transaction():
             return self._state()

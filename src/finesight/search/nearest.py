@@ -7,11 +7,15 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from finesight.errors import FineSightError
 from finesight.features.types import Floats
-from finesight.search.base import Ids
+from finesight.search.base import Ids, Index
 
 ROWS = 8192  # read at a time
 SCORES = 1 << 24  # of queries × rows kept at a time
+DEEPER = 8  # times as many neighbors are looked at first where only some images are wanted
+MOST_DEEP = 2000
+FEW = 5000  # images whose vectors are read one by one
 SLACK = 1e-5  # more than float32 products of the same two vectors differ by, in whatever order they are summed
 
 
@@ -66,3 +70,38 @@ def _likely(query: Floats, rows: Ids, vectors: Floats, k: int) -> Ids:
         return rows
     scores = [vectors[rows[start : start + ROWS]] @ query for start in range(0, len(rows), ROWS)]
     return rows[_best(np.concatenate(scores), k)]
+
+
+def search_among(index: Index, query: Floats, k: int, space: str, among: Ids) -> tuple[Floats, Ids]:
+    """Return scores (k,) and ids (k,) of the k nearest of the images ``among``; -1 where there are fewer. (D,) -> (k,)
+
+    The neighbors among all images are looked at first. Where too few of them are wanted, all wanted ones are compared.
+    """
+    deep = min(DEEPER * k, MOST_DEEP, max(1, len(index)))
+    scores, ids = (found[0] for found in index.search(query[None], deep, space))
+    near = np.isin(ids, among)
+    if near.sum() >= k:
+        return scores[near][:k], ids[near][:k]
+    parts_ids, parts_scores = [np.zeros(0, np.int64)], [np.zeros(0, np.float32)]
+    for block, vectors in vectors_of(index, among, space):
+        parts_ids.append(block)
+        parts_scores.append(np.einsum("rd,d->r", vectors.astype(np.float64), query.astype(np.float64)))
+    found, cosines = np.concatenate(parts_ids), np.concatenate(parts_scores).astype(np.float32)
+    order = np.lexsort((found, -cosines))[:k]
+    best_scores, best_ids = np.full(k, -1, np.float32), np.full(k, -1, np.int64)
+    best_scores[: len(order)], best_ids[: len(order)] = np.minimum(cosines[order], 1), found[order]
+    return best_scores, best_ids
+
+
+def vectors_of(index: Index, among: Ids, space: str) -> Iterator[tuple[Ids, Floats]]:
+    """Yield ids and vectors of those of the images that are in the index."""
+    if len(among) <= FEW:
+        try:
+            yield among, index.vectors(among, space)
+            return
+        except FineSightError:
+            pass  # one was removed a moment ago: those that are left are in the blocks
+    for ids, vectors in index.blocks(space):
+        wanted = np.isin(ids, among)
+        if wanted.any():
+            yield ids[wanted], vectors[wanted]

@@ -4,8 +4,8 @@
     NAME/VERSION/…           the files of an index folder
 
 The manifest is written last, so a reader sees the former index or the new one. Files whose checksum is known here
-are not fetched again; one that does not have its checksum after it was fetched is refused. Two writers are not kept
-apart: the one that closes last wins.
+are not fetched again; one that does not have its checksum after it was fetched is refused. A writer that finds another
+version than the one it fetched sends nothing, so no writer undoes what another one did.
 """
 
 from __future__ import annotations
@@ -33,14 +33,15 @@ class RemoteIndex(FaissIndex):
     """The copy of an index here. ``close`` sends it back if it was changed."""
 
     _uri = ""
+    _version = ""  # that was fetched; of a new index none
     _changed = False
 
     @classmethod
     def open(cls, where: str | Path) -> Self:
         folder = _copy_of(str(where))
-        _fetch(str(where), folder)
+        version = _fetch(str(where), folder)
         index = cls(folder)
-        index._uri = str(where)
+        index._uri, index._version = str(where), version
         return index
 
     @classmethod
@@ -71,7 +72,7 @@ class RemoteIndex(FaissIndex):
     def close(self) -> None:
         super().close()
         if self._changed:
-            _send(self._uri, self.folder)
+            self._version = _send(self._uri, self.folder, self._version)
             self._changed = False
 
 
@@ -87,14 +88,20 @@ def _structures(folder: Path) -> set[tuple[str, int]]:
 def _manifest(uri: str) -> dict[str, Any] | None:
     try:
         with reached(uri):
-            system, path = filesystem(uri.rstrip("/"))
-            system.invalidate_cache()
-            if not system.exists(f"{path}/{MANIFEST}"):
-                return None
-            found = json.loads(system.cat_file(f"{path}/{MANIFEST}"))
-            return found if isinstance(found, dict) and {"version", "files"} <= found.keys() else None
+            return _read_manifest(uri)[0]
     except UnreachableFile as error:
         raise FineSightError(f"The index {uri} cannot be reached: {error}.") from None
+
+
+def _read_manifest(uri: str) -> tuple[dict[str, Any] | None, str]:
+    """Return the manifest and its ETag, where the store has one. Raises what the store raises."""
+    system, path = filesystem(uri.rstrip("/"))
+    system.invalidate_cache()
+    if not system.exists(f"{path}/{MANIFEST}"):
+        return None, ""
+    etag = system.info(f"{path}/{MANIFEST}").get("ETag") or ""
+    found = json.loads(system.cat_file(f"{path}/{MANIFEST}"))
+    return (found if isinstance(found, dict) and {"version", "files"} <= found.keys() else None), etag
 
 
 def _checksum(file: Path) -> str:
@@ -111,16 +118,20 @@ def _files(folder: Path) -> dict[str, Path]:
     return {name: file for name, file in found.items() if name != LOCK and not file.name.startswith(".")}
 
 
-def _fetch(uri: str, folder: Path) -> None:
-    """Make ``folder`` what the manifest says; raise ``FineSightError`` if a file is not what it should be."""
+def _fetch(uri: str, folder: Path) -> str:
+    """Make ``folder`` what the manifest says, and return its version.
+
+    Raises ``FineSightError`` if a file is not what it should be.
+    """
     manifest = _manifest(uri)
     if manifest is None:
         raise FineSightError(f"There is no index at {uri}. Make one with `finesight index`.")
     here = _files(folder) if folder.is_dir() else {}
     wanted: dict[str, dict[str, Any]] = manifest["files"]
     kept = {name for name, file in here.items() if name in wanted and _checksum(file) == wanted[name]["blake2b"]}
+    version = str(manifest["version"])
     if kept == wanted.keys() == here.keys():
-        return
+        return version
     system, path = filesystem(uri.rstrip("/"))
     with atomic_path(folder, replace_folder=True) as scratch:
         for name, facts in sorted(wanted.items(), key=lambda item: item[0] == META):
@@ -133,25 +144,57 @@ def _fetch(uri: str, folder: Path) -> None:
                 continue
             try:
                 with reached(uri):
-                    system.get_file(f"{path}/{manifest['version']}/{name}", str(target))
+                    system.get_file(f"{path}/{version}/{name}", str(target))
             except UnreachableFile as error:
                 raise FineSightError(f"{name} of the index {uri} cannot be fetched: {error}.") from None
             if _checksum(target) != facts["blake2b"]:
                 raise FineSightError(f"{name} of the index {uri} is damaged: its checksum is another. Build it again.")
+    return version
 
 
-def _send(uri: str, folder: Path) -> None:
+def _send(uri: str, folder: Path, fetched: str) -> str:
+    """Send the index unless another writer sent one since ``fetched``; return the new version."""
     system, path = filesystem(uri.rstrip("/"))
-    former, version, files = _manifest(uri), uuid.uuid4().hex, _files(folder)
+    version, files = uuid.uuid4().hex, _files(folder)
     try:
         with reached(uri):
             for name, file in files.items():
                 system.put_file(str(file), f"{path}/{version}/{name}")
             facts = {name: {"bytes": file.stat().st_size, "blake2b": _checksum(file)} for name, file in files.items()}
-            system.pipe_file(f"{path}/{MANIFEST}", json.dumps({"version": version, "files": facts}).encode())
-            if former is not None:
-                system.rm(f"{path}/{former['version']}", recursive=True)
+            content = json.dumps({"version": version, "files": facts}).encode()
+            if not _replace_manifest(uri, content, fetched):
+                system.rm(f"{path}/{version}", recursive=True)
+                raise FineSightError(
+                    f"Another process changed the index {uri} meanwhile, so nothing was sent to it. "
+                    "Run the command again: it begins with the index as it is now."
+                )
+            if fetched:
+                system.rm(f"{path}/{fetched}", recursive=True)
     except (UnreachableFile, NotImplementedError) as error:
         raise FineSightError(
             f"The index was not sent to {uri}: {error or 'it cannot be written to'}. It is whole in {folder}."
         ) from None
+    return version
+
+
+def _replace_manifest(uri: str, content: bytes, fetched: str) -> bool:
+    """Write the manifest if it is still the one that was fetched; return whether it was.
+
+    S3 looks and writes as one step. Elsewhere another writer could come between the two.
+    """
+    system, path = filesystem(uri.rstrip("/"))
+    now, etag = _read_manifest(uri)
+    if ("" if now is None else str(now["version"])) != fetched:
+        return False
+    file = f"{path}/{MANIFEST}"
+    condition = ({"IfMatch": etag} if etag else {"IfNoneMatch": "*"}) if uri.startswith("s3:") else {}
+    try:
+        system.pipe_file(file, content, **condition)
+    except OSError as error:
+        words = f"{error!r}{error.__cause__!r}"
+        if any(code in words for code in ("PreconditionFailed", "ConditionalRequestConflict")):
+            return False
+        if "NotImplemented" not in words:  # some stores that speak S3 know no conditions
+            raise
+        system.pipe_file(file, content)
+    return True

@@ -6,6 +6,7 @@ import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -15,7 +16,9 @@ from finesight.features.preprocess import Picture, check_box, picture_view
 from finesight.features.types import Box, Embedder, Embedding, Floats, View
 from finesight.nn.poolings import find_pooling
 from finesight.search import engines
-from finesight.search.base import Hit, Ids, Index
+from finesight.search.base import FEATURES, Hit, Ids, Index
+from finesight.search.hits import Hits
+from finesight.search.nearest import search_among
 from finesight.search.open_embedder import open_embedder, require_same
 
 POOL, MIN_POOL, MAX_POOL = 5, 50, 1000  # candidates for diverse hits: so many for each hit, within these limits
@@ -28,14 +31,28 @@ class UnusablePicture(FineSightError):
 
 @dataclass(frozen=True)
 class Answer:
-    """Hits, best first, and the view and embedding of the query where it was a picture."""
+    """Hits, best first, and the view and embedding of the query where it was a picture.
+
+    In a notebook it shows the query and the pictures that were found.
+    """
 
     space: str
-    hits: tuple[Hit, ...]
+    hits: Hits
     view: View | None = None
     embedding: Embedding | None = None
     embed_ms: float = 0.0
     search_ms: float = 0.0
+
+    def to_pandas(self) -> Any:
+        """Return the hits as a ``pandas.DataFrame``, as ``Hits.to_pandas`` does."""
+        return self.hits.to_pandas()
+
+    def to_arrow(self) -> Any:
+        """Return the hits as a ``pyarrow.Table``, as ``Hits.to_arrow`` does."""
+        return self.hits.to_arrow()
+
+    def _repr_html_(self) -> str:
+        return self.hits._repr_html_()
 
 
 class Searcher:
@@ -67,7 +84,7 @@ class Searcher:
         space = self.space(by)
         view, embedding = self.embed_picture(picture, box)
         middle = time.perf_counter()
-        hits = self._hits(embedding.features[space], k, space, diversity, min_score, None)
+        hits = self._hits(embedding.features[space], k, space, diversity, min_score, None, view=view)
         end = time.perf_counter()
         return Answer(space, hits, view, embedding, 1000 * (middle - start), 1000 * (end - middle))
 
@@ -80,15 +97,19 @@ class Searcher:
         diversity: float = 0.0,
         min_score: float | None = None,
         left_out: int | None = None,
+        among: Ids | None = None,
     ) -> Answer:
-        """Return the images nearest to a feature (D,) of any length, as ``Encoder.embed`` makes it."""
+        """Return the images nearest to a feature (D,) of any length, as ``Encoder.embed`` makes it.
+
+        Only images of ``among`` are found, if it is given.
+        """
         space = self.space(by)
         query = np.asarray(vector, np.float32).reshape(-1)
         width = self.index.meta.width(space)
         if len(query) != width or not np.isfinite(query).all():
             raise FineSightError(f"The query must be {width} finite numbers.")
         start = time.perf_counter()
-        hits = self._hits(unit(query), k, space, diversity, min_score, left_out)
+        hits = self._hits(unit(query), k, space, diversity, min_score, left_out, among)
         return Answer(space, hits, search_ms=1000 * (time.perf_counter() - start))
 
     def embed_picture(self, picture: Picture, box: Box | None = None) -> tuple[View, Embedding]:
@@ -115,8 +136,16 @@ class Searcher:
         raise FineSightError(f"The index cannot be searched by {by!r}. It can by: {', '.join(spaces)}.")
 
     def _hits(
-        self, query: Floats, k: int, space: str, diversity: float, min_score: float | None, left_out: int | None
-    ) -> tuple[Hit, ...]:
+        self,
+        query: Floats,
+        k: int,
+        space: str,
+        diversity: float,
+        min_score: float | None,
+        left_out: int | None,
+        among: Ids | None = None,
+        view: View | None = None,
+    ) -> Hits:
         if not 1 <= k <= MAX_HITS:
             raise FineSightError(f"The number of hits must be between 1 and {MAX_HITS:,}, not {k}.")
         if not 0 <= diversity <= 1:
@@ -124,7 +153,11 @@ class Searcher:
         if min_score is not None and math.isnan(min_score):
             raise FineSightError("The minimum score must be a number: no score is above or below nan.")
         pool = k if not diversity else max(k, min(MAX_POOL, max(MIN_POOL, POOL * k)))
-        scores, ids = (found[0] for found in self.index.search(query[None], pool + (left_out is not None), space))
+        wanted = pool + (left_out is not None)
+        if among is None:
+            scores, ids = (found[0] for found in self.index.search(query[None], wanted, space))
+        else:
+            scores, ids = search_among(self.index, query, wanted, space, among)
         keep = (ids >= 0) & (ids != (-1 if left_out is None else left_out))
         if min_score is not None:
             keep &= scores >= min_score
@@ -133,11 +166,12 @@ class Searcher:
             order = diversify(scores, self.index.vectors(ids, space), k, diversity)
             scores, ids = scores[order], ids[order]
         items = self.index.items(ids[:k].tolist())
-        return tuple(
+        hits = (
             Hit(item.id, item.path, score, item.width, item.height)
             for item, score in zip(items, scores[:k].tolist(), strict=True)
             if item is not None
         )
+        return Hits(hits, root=self.index.meta.root, query=view, by=space)
 
 
 def diversify(scores: Floats, vectors: Floats, k: int, diversity: float) -> Ids:
@@ -158,13 +192,15 @@ def diversify(scores: Floats, vectors: Floats, k: int, diversity: float) -> Ids:
     return np.array(order, np.int64)
 
 
-def open_index(where: str | Path, engine: str = "torch") -> Searcher:
+def open_index(where: str | Path, engine: str | None = None) -> Searcher:
     """Open an index for searching: a folder, a run that has one, ``milvus://host:port/collection`` or ``FILE.db``.
 
-    Raises ``FineSightError`` if there is none or its encoder cannot be loaded.
+    ``engine`` embeds the queries: torch, or onnx, which is the default where torch is not installed.
+    Raises ``FineSightError`` if there is none or its encoder cannot be loaded. An index of features from a file
+    has no encoder: it is searched by vectors.
     """
     index = engines.open_index(where)
-    return Searcher(index, open_embedder(engine, index))
+    return Searcher(index, None if index.meta.method == FEATURES else open_embedder(engine, index))
 
 
 def search_images(
@@ -176,9 +212,12 @@ def search_images(
     box: Box | None = None,
     diversity: float = 0.0,
     min_score: float | None = None,
-    engine: str = "torch",
-) -> tuple[Hit, ...]:
-    """Return the images of an index that look most like ``image``. For many searches use ``open_index`` once."""
+    engine: str | None = None,
+) -> Hits:
+    """Return the images of an index that look most like ``image``. For many searches use ``open_index`` once.
+
+    The options are those of ``Searcher``. In a notebook, what is returned shows the pictures.
+    """
     searcher = open_index(where, engine)
     try:
         return searcher.by_picture(image, k, by=by, box=box, diversity=diversity, min_score=min_score).hits

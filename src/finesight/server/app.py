@@ -14,19 +14,25 @@ from pathlib import Path
 from fastapi import APIRouter, FastAPI, HTTPException, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.openapi.docs import get_swagger_ui_html
-from fastapi.responses import HTMLResponse, JSONResponse
+from fastapi.responses import HTMLResponse, JSONResponse, RedirectResponse
 from starlette.exceptions import HTTPException as StarletteHTTPException
-from starlette.routing import Route
+from starlette.routing import Mount, Route
 from starlette.staticfiles import StaticFiles
 
 from finesight.errors import FineSightError
 from finesight.server.config import ServerConfig
+from finesight.server.copies import copies_router
+from finesight.server.group_routes import group_router
 from finesight.server.guard import CONTENT_POLICY, Guard
 from finesight.server.judge_desk import JudgeRoom
 from finesight.server.judge_routes import judge_router
+from finesight.server.map_route import map_router
+from finesight.server.metrics import HEALTHZ, METRICS, CountRequests, answer_healthz, answer_metrics
+from finesight.server.note_routes import note_router
 from finesight.server.parameters import describe_error
 from finesight.server.routes import router
 from finesight.server.service import SearchService
+from finesight.server.several import SeveralServices, several_router
 from finesight.version import __version__
 
 PAGE = Path(__file__).resolve().parent / "page"
@@ -37,13 +43,17 @@ DESCRIPTION = (
     "Ids are strings: digits for images of the index, q… for pictures that were sent."
 )
 TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
+ROUTERS = (router, note_router, group_router, copies_router, map_router, judge_router)  # of one index
 log = logging.getLogger("finesight.server")
 
 
-def create_app(service: SearchService) -> FastAPI:
-    """Return the app of ``service``, behind the guard."""
-    app = _create_app(service.config, "index.html", router, judge_router)
+def create_app(service: SearchService, *, guarded: bool = True) -> FastAPI:
+    """Return the app of ``service``, behind the guard unless another app puts it there."""
+    app = _create_app(service.config if guarded else None, "index.html", *ROUTERS)
     app.state.service, app.state.judging = service, service.judging
+    app.router.routes.insert(0, Route(METRICS, answer_metrics))
+    routes = [route for one in (*ROUTERS, app.router) for route in one.routes]
+    app.add_middleware(CountRequests, metrics=service.metrics, routes=routes)  # the last one is the outermost
     return app
 
 
@@ -54,20 +64,32 @@ def create_judge_app(room: JudgeRoom) -> FastAPI:
     return app
 
 
-def _create_app(config: ServerConfig, first_page: str, *routers: APIRouter) -> FastAPI:
+def create_several_app(several: SeveralServices) -> FastAPI:
+    """Return an app that offers a choice of indexes at / and has each of them below /i/NAME/, behind the guard."""
+    app = _create_app(several.config, "indexes.html", several_router)
+    app.state.several = several
+    for name, service in several.services.items():
+        inner = create_app(service, guarded=False)
+        app.router.routes[:0] = [Mount(f"/i/{name}", inner), Route(f"/i/{name}", _add_slash(f"/i/{name}/"))]
+    return app
+
+
+def _create_app(config: ServerConfig | None, first_page: str, *routers: APIRouter) -> FastAPI:
     app = FastAPI(title="FineSight", version=__version__, description=DESCRIPTION, docs_url=None, redoc_url=None)
     for one in routers:
         app.include_router(one)
     app.add_exception_handler(StarletteHTTPException, _answer_http_error)
     app.add_exception_handler(RequestValidationError, _answer_invalid_request)
     app.add_exception_handler(FineSightError, _answer_index_error)
-    app.add_middleware(Guard, config=config)
+    if config is not None:
+        app.add_middleware(Guard, config=config)
     for suffix, kind in TYPES.items():
         mimetypes.add_type(kind, suffix)  # the table of the system may say anything
     swagger, page = StaticFiles(directory=str(files("fastapi_offline") / "static")), StaticFiles(directory=PAGE)
     app.router.routes += [
         Route("/docs", _documentation),
         Route("/docs/{name}", _serve_files(swagger)),
+        Route(HEALTHZ, answer_healthz),
         Route("/", _serve_files(page, first_page)),
         Route("/judge", _serve_files(page, JUDGE_PAGE)),
         Route("/{name:path}", _serve_files(page)),  # last: every other address that is no file of the page is 404
@@ -75,14 +97,21 @@ def _create_app(config: ServerConfig, first_page: str, *routers: APIRouter) -> F
     return app
 
 
+def _add_slash(address: str) -> Callable[[Request], Awaitable[Response]]:
+    async def endpoint(request: Request) -> Response:
+        return RedirectResponse(address)
+
+    return endpoint
+
+
 async def _documentation(request: Request) -> Response:
     """Return Swagger UI, whose files come from this server. Its inline script is allowed by the script's hash."""
     page = get_swagger_ui_html(
-        openapi_url="/openapi.json",
+        openapi_url="openapi.json",
         title="FineSight API",
-        swagger_js_url="/docs/swagger-ui-bundle.js",
-        swagger_css_url="/docs/swagger-ui.css",
-        swagger_favicon_url="/icon.svg",
+        swagger_js_url="docs/swagger-ui-bundle.js",
+        swagger_css_url="docs/swagger-ui.css",
+        swagger_favicon_url="icon.svg",
         swagger_ui_parameters={"validatorUrl": None},  # no request to validator.swagger.io
     )
     script = bytes(page.body).partition(b"<script>")[2].partition(b"</script>")[0]

@@ -18,9 +18,11 @@ class ServerConfig:
     host: str = "127.0.0.1"
     port: int = 8000  # 0: any free port
     token: str | None = field(default=None, repr=False)  # every request must present it
+    metrics_open: bool = False  # /metrics needs no token
     allow_hosts: Sequence[str] = ()  # names in the Host header that are accepted beside localhost and ``host``
     open_browser: bool = False
     cache_dir: Path | None = None  # of thumbnails
+    camera_data: bool | None = None  # show date, camera and place; by default where only this machine is served
 
     upload_bytes: int = 20 * 2**20
     upload_seconds: float = 30.0  # for the whole body of a request

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -29,7 +30,8 @@ def attention(service: SearchService, name: str, features: str | None = None) ->
     projections: list[schemas.Projection] = []
     if count_projections(used.embedder):
         with contextlib.suppress(ImageMissing):
-            projections = _projections(_encoder(used), service.images.read_view(image, used.embedder.framing))
+            view = service.images.read_view(image, used.embedder.framing)
+            projections = _projections(_encoder(used), view, service.collection.part_names(used))
     return schemas.Attention(view=schemas.ViewBox.of(image.view), mask=mask_rows(image.mask), projections=projections)
 
 
@@ -43,21 +45,26 @@ def attention_png(service: SearchService, name: str, features: str | None = None
 
 def explain(service: SearchService, options: ExplainOptions) -> schemas.ExplanationResponse:
     """Return what each cell and each projection adds to the score, exactly."""
-    from finesight.explain.contributions import similarity
-
     used, box = service.features.get(options.features), request_box(options.box)
     space = find_space(used, options.by)
     query, hit = (service.images.find(name, used.index) for name in (options.query, options.hit))
     encoder, framing = _encoder(used), used.embedder.framing
+    from finesight.explain.contributions import similarity  # torch, which the encoder has loaded
+
     query_view, hit_view = service.images.read_view(query, framing, box), service.images.read_view(hit, framing)
     found = similarity(encoder, query_view, hit_view, space, box)
+    names = service.collection.part_names(used)
     return schemas.ExplanationResponse(
         score=found.score,
         query=schemas.Side(view=schemas.ViewBox.of(query_view.box), map=found.query_map.tolist()),
         hit=schemas.Side(view=schemas.ViewBox.of(hit_view.box), map=found.hit_map.tolist()),
         projections=[
             schemas.ProjectionShareResponse(
-                k=one.k, share=one.share, query=one.query_map.tolist(), hit=one.hit_map.tolist()
+                k=one.k,
+                name=names.get(str(one.k), ""),
+                share=one.share,
+                query=one.query_map.tolist(),
+                hit=one.hit_map.tolist(),
             )
             for one in found.projections[:PROJECTIONS]
         ],
@@ -71,7 +78,7 @@ def _encoder(features: FeatureSet) -> Encoder:
     return encoder
 
 
-def _projections(encoder: Encoder, view: View) -> list[schemas.Projection]:
+def _projections(encoder: Encoder, view: View, names: Mapping[str, str]) -> list[schemas.Projection]:
     """Return the projections whose response varies most over the image, as ``finesight explain`` chooses them."""
     from finesight.explain.contributions import feature_parts
     from finesight.nn.poolings import find_pooling
@@ -83,6 +90,8 @@ def _projections(encoder: Encoder, view: View) -> list[schemas.Projection]:
     lowest = responses.min((1, 2), keepdims=True)
     scaled = (responses - lowest) / np.maximum(np.ptp(responses, (1, 2), keepdims=True), 1e-12)  # a constant map is 0
     return [
-        schemas.Projection(k=k, strength=float(strengths[k]), map=mask_rows(scaled[k].astype(np.float32)))
+        schemas.Projection(
+            k=k, name=names.get(str(k), ""), strength=float(strengths[k]), map=mask_rows(scaled[k].astype(np.float32))
+        )
         for k in np.argsort(-strengths, kind="stable")[:PROJECTIONS].tolist()
     ]

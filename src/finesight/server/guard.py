@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import hmac
 import logging
+import re
 import secrets
 from collections.abc import Mapping
 from urllib.parse import quote, urlencode
@@ -19,6 +20,7 @@ from starlette.responses import JSONResponse, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from finesight.server.config import ServerConfig, is_address, is_loopback
+from finesight.server.metrics import HEALTHZ, METRICS
 from finesight.server.sign_in import WrongTokens, sign_in_page
 
 log = logging.getLogger("finesight.server")
@@ -57,6 +59,13 @@ def host_name(header: str) -> str:
     return text.partition(":")[0].rstrip(".")
 
 
+def is_api(path: str) -> bool:
+    """Return whether a path is one of the API, also of one index among several: /i/birds/api/health."""
+    if path.startswith("/i/"):
+        path = "/" + path.removeprefix("/i/").partition("/")[2]
+    return path.startswith("/api")
+
+
 def _equal(given: str, expected: str) -> bool:
     """Compare secrets in a time that tells nothing about them."""
     return hmac.compare_digest(given.encode("utf-8", "replace"), expected.encode("utf-8", "replace"))
@@ -72,6 +81,8 @@ class Guard:
         # Drawn at random, so that nobody can try out tokens by cookies. Servers on other ports have other names.
         self._cookie_name, self._cookie_value = f"finesight-{secrets.token_hex(4)}", secrets.token_urlsafe(32)
         self._wrong = WrongTokens()
+        numbers = rf"|(/i/[\w-]+)?{METRICS}" if config.metrics_open else ""  # of several indexes each has its own
+        self._open_paths = re.compile(HEALTHZ + numbers)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer one request, or pass it on."""
@@ -94,7 +105,8 @@ class Guard:
 
         request = Request(scope)
         refusal: Response | None = self._check_origin(request) or self._check_token(request)
-        if refusal is None and self._running >= self._limit:
+        is_full = self._running >= self._limit and scope["path"] != HEALTHZ  # being busy is no illness
+        if refusal is None and is_full:
             detail = "The server is busy: too many requests at a time. Try again in a moment."
             refusal = error_response(503, detail, {"Retry-After": "1"})
         if refusal is not None:
@@ -128,7 +140,7 @@ class Guard:
             return error_response(400, detail)
         foreign = request.headers.get("sec-fetch-site", "same-origin") not in ("same-origin", "none")
         if request.method in READ_METHODS:
-            foreign = foreign and request.scope["path"].startswith("/api")  # other sites may link to the page
+            foreign = foreign and is_api(request.scope["path"])  # other sites may link to the page
         else:
             origin = request.headers.get("origin")
             same = origin is None or origin.lower().partition("://")[2] == hosts[0].strip().lower()
@@ -140,14 +152,18 @@ class Guard:
 
         A page that is opened with ?token= is sent on to the same address without it.
         """
-        if not self._token or _equal(request.cookies.get(self._cookie_name, ""), self._cookie_value):
+        if (
+            not self._token
+            or self._open_paths.fullmatch(request.scope["path"])
+            or _equal(request.cookies.get(self._cookie_name, ""), self._cookie_value)
+        ):
             return None
         path, query = (
             "/" + request.scope["path"].lstrip("/\\"),
             request.query_params.multi_items(),
         )  # never another host
         rest = [pair for pair in query if pair[0] != "token"]
-        is_page = request.method == "GET" and not path.startswith("/api")
+        is_page = request.method == "GET" and not is_api(path)
         kind, _, bearer = request.headers.get("authorization", "").partition(" ")
         given = [bearer.strip()] if kind.lower() == "bearer" else []
         given += [value for key, value in query if key == "token" and is_page]
@@ -178,7 +194,7 @@ class Guard:
         headers: dict[str, str],
     ) -> Response:
         is_browser = request.method == "GET" and "text/html" in request.headers.get("accept", "")
-        if is_browser and not path.startswith("/api"):
+        if is_browser and not is_api(path):
             shown = SIGN_IN if words == TOKEN_NEEDED else words
             return sign_in_page(status, shown, quote(path), query, headers)
         return error_response(status, words if words != NOT_THE_TOKEN else f"{words} {TOKEN_NEEDED}", headers)

@@ -23,7 +23,7 @@ from finesight.io.atomic import write_atomic
 from finesight.search.base import Index, IndexItem
 from finesight.server.config import ServerConfig
 from finesight.server.images import THUMBNAIL_SIDE, draw_jpeg, read_view
-from finesight.server.safe_files import ImageMissing, open_inside
+from finesight.server.safe_files import FileStatus, ImageMissing, open_inside, place_status
 
 KEPT_SHARE = 0.8  # of the thumbnails' limit, after the oldest have been removed
 PRUNE_EVERY = 500  # new thumbnails
@@ -60,7 +60,7 @@ class ImageStore:
     """Find images of a folder, open their files, and draw small versions of them."""
 
     def __init__(self, root: str, config: ServerConfig) -> None:
-        self._root, self._config, self._uploads = root, config, UploadCache(config)
+        self.root, self._config, self._uploads = root, config, UploadCache(config)
         folder = Path(config.cache_dir or default_cache_dir()) / "thumbs"
         self._thumbnails = ThumbnailCache(folder, config.thumbnail_bytes)
 
@@ -82,11 +82,11 @@ class ImageStore:
         self._uploads.add(image)
         return image
 
-    def open(self, image: ServedImage) -> tuple[IO[bytes], os.stat_result | None]:
+    def open(self, image: ServedImage) -> tuple[IO[bytes], FileStatus | None]:
         """Open the file of an image; an upload has no status."""
         if image.item is None:
             return io.BytesIO(image.data), None
-        return open_inside(self._root, image.item.path)
+        return open_inside(self.root, image.item.path)
 
     def read_view(self, image: ServedImage, framing: Framing, region: Box | None = None) -> View:
         """Return what the network sees of an image, or of a part of it."""
@@ -99,6 +99,12 @@ class ImageStore:
 
         The thumbnail of a file that has vanished may still be in the cache.
         """
+        if image.item is not None and side == THUMBNAIL_SIDE:
+            at_place = place_status(self.root, image.item.path)
+            if at_place is not None:  # its bytes come from far: they are not fetched for nothing
+                tag = self._tag(image.item, at_place.bytes, at_place.mtime_ns, side)
+                if kept := self._thumbnails.get(tag):
+                    return tag, None if tag == known_tag else kept
         try:
             stream, status = self.open(image)
         except ImageMissing:
@@ -112,7 +118,7 @@ class ImageStore:
             if image.item is None or status is None:
                 tag = f"{image.id}-{side}"
                 return tag, None if tag == known_tag else draw_jpeg(stream, side, self._config)
-            tag = self._tag(image.item, status.st_size, status.st_mtime_ns, side)
+            tag = self._tag(image.item, status.bytes, status.mtime_ns, side)
             if tag == known_tag:
                 return tag, None
             data = self._thumbnails.get(tag) if side == THUMBNAIL_SIDE else None
@@ -124,7 +130,7 @@ class ImageStore:
 
     def _tag(self, item: IndexItem, size: int, mtime_ns: int, side: int) -> str:
         """Return a name that is another one as soon as the file changes."""
-        file = os.path.join(self._root, item.path)
+        file = os.path.join(self.root, item.path)
         content = f"{size}\0{mtime_ns}\0{side}\0".encode() + os.fsencode(file)
         return hashlib.sha256(content).hexdigest()[:40]
 

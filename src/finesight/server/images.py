@@ -68,7 +68,7 @@ def read_view(stream: IO[bytes], framing: Framing, config: ServerConfig, region:
         return picture_view(stream, framing, region, limits)
 
 
-def _read_small(stream: IO[bytes], side: int, config: ServerConfig) -> Image.Image:
+def read_small(stream: IO[bytes], side: int, config: ServerConfig) -> Image.Image:
     """Return the upright image, its longest side at most ``side``."""
     with _decoding(stream, config) as limits:
         image, _ = read_image_and_size(stream, side, limits=limits)
@@ -81,12 +81,12 @@ def _read_small(stream: IO[bytes], side: int, config: ServerConfig) -> Image.Ima
 
 def draw_jpeg(stream: IO[bytes], side: int, config: ServerConfig) -> bytes:
     """Return the image as a JPEG whose longest side is at most ``side``."""
-    return _encode(_read_small(stream, side, config), "JPEG", quality=QUALITY)
+    return _encode(read_small(stream, side, config), "JPEG", quality=QUALITY)
 
 
 def draw_overlay(stream: IO[bytes], mask: Floats, view: Box, config: ServerConfig) -> bytes:
     """Return a PNG of the image with ``mask`` (H, W) laid over the part ``view`` of it that the network saw."""
-    image = _read_small(stream, OVERLAY_SIDE, config)
+    image = read_small(stream, OVERLAY_SIDE, config)
     width, height = image.size
     x, y, w, h = view
     left, top = round(x * width), round(y * height)

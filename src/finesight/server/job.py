@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from contextlib import closing
 from pathlib import Path
@@ -14,6 +15,8 @@ from finesight.features.types import Embedder
 from finesight.io.console import console
 from finesight.search.build import IndexUpdate, update_run_index
 from finesight.search.engines import open_index
+from finesight.server import schemas
+from finesight.server.feature_sets import FeatureSets
 from finesight.server.schemas import Progress
 
 log = logging.getLogger("finesight.server")
@@ -63,6 +66,29 @@ class BackgroundJob:
             log.exception("The index could not be brought up to date.")
         finally:
             self.progress = None
+
+
+class TrainingJob(BackgroundJob, ABC):
+    """A job that trains, too: what the page asks of ``finesight up``. Serving an index needs neither this nor torch."""
+
+    run: Path  # the folder of the training
+    judged: Callable[[Path], str | None] | None  # called when a user's clicks have decided; returns the verdict
+
+    @abstractmethod
+    def attach(self, features: FeatureSets) -> None:
+        """Keep these sets up to date, and decide which is the default."""
+
+    @abstractmethod
+    def training(self) -> schemas.Training:
+        """Return how far the training is."""
+
+    @abstractmethod
+    def request_training(self) -> schemas.Training:
+        """Start the training, or continue it; raise 409 if it runs or there is nothing to train."""
+
+    @abstractmethod
+    def verdict(self) -> schemas.VerdictResponse | None:
+        """Return whether training helped; None if that is not known yet."""
 
 
 def bring_up_to_date(

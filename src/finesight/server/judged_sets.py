@@ -11,14 +11,14 @@ from finesight.evaluation.judgments import NAME, Candidate
 from finesight.search.base import Index
 from finesight.server.config import ServerConfig
 from finesight.server.feature_sets import AFTER, BEFORE, FeatureSets
+from finesight.server.job import TrainingJob
 from finesight.server.judge_desk import JudgeDesk
-from finesight.server.upkeep import Upkeep
 
 
 class JudgedSets:
     """Find the desk of a server: made when it is first asked for, and anew when one of the sets is another."""
 
-    def __init__(self, features: FeatureSets, upkeep: Upkeep | None, config: ServerConfig) -> None:
+    def __init__(self, features: FeatureSets, upkeep: TrainingJob | None, config: ServerConfig) -> None:
         self._features, self._upkeep, self._config = features, upkeep, config
         self._made: tuple[tuple[str, str], JudgeDesk] | None = None
 
@@ -37,7 +37,7 @@ class JudgedSets:
             self._made = made
         return made[1]
 
-    def _make(self, before: Index, after: Index, upkeep: Upkeep) -> JudgeDesk:
+    def _make(self, before: Index, after: Index, upkeep: TrainingJob) -> JudgeDesk:
         listed = []
         for index in (before, after):
             items = index.list_items()

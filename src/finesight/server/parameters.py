@@ -16,7 +16,9 @@ from finesight.server.schemas import ITEM_ID_PATTERN, FeaturesName
 
 ANY_ID_PATTERN = "^([0-9]{1,16}|q[0-9a-f]{16})$"
 BOX_PATTERN = r"^[0-9.eE+-]+(,[0-9.eE+-]+){3}$"
+DAY_PATTERN = r"^[0-9]{4}-[0-9]{2}-[0-9]{2}$"
 PATTERN_WORDS = {
+    DAY_PATTERN: "A day is written as 2024-05-31",
     ITEM_ID_PATTERN: "An id is a number of up to 16 digits",
     ANY_ID_PATTERN: "An id is a number of up to 16 digits, or that of an upload, which begins with q",
     BOX_PATTERN: "A box is four numbers, x,y,width,height, for example 0.25,0.1,0.5,0.4",
@@ -46,7 +48,24 @@ Features = Annotated[FeaturesName | None, Field(description=FEATURES_HELP)]
 AnyIdField = Annotated[str, Field(pattern=ANY_ID_PATTERN, description=ITEM_OR_UPLOAD, examples=["1"])]
 
 
-class SearchOptions(BaseModel, frozen=True):
+DayText = Annotated[str | None, Field(pattern=DAY_PATTERN, max_length=10, examples=["2024-05-31"])]
+ShortText = Annotated[str | None, Field(max_length=200), EmptyIsNone]
+
+
+class ItemFilter(BaseModel, frozen=True):
+    """Which images are wanted. What is not given does not matter."""
+
+    text: Annotated[ShortText, Field(description="In the path, in any case.")] = None
+    folder: Annotated[ShortText, Field(description="Images in this folder and below it.")] = None
+    label: Annotated[ShortText, Field(description="Images with this label.")] = None
+    labeled: bool | None = Field(None, description="Images that have a label, or that have none.")
+    tag: Annotated[ShortText, Field(description="Images with this tag.")] = None
+    since: Annotated[DayText, Field(description="Images taken on this day or later.")] = None
+    until: Annotated[DayText, Field(description="Images taken on this day or before it.")] = None
+    camera: Annotated[ShortText, Field(description="Images taken by this camera.")] = None
+
+
+class SearchOptions(ItemFilter):
     """Options of a search, by an upload or by an image of the index."""
 
     k: int = Field(24, ge=1, le=200, description="Hits wanted.")
@@ -92,10 +111,15 @@ class Page(BaseModel, frozen=True):
     limit: int = Field(100, ge=1, le=500)
 
 
-class ItemsPage(Page):
+class ItemsPage(ItemFilter, Page):
     """Which images of the index to list."""
 
-    text: Annotated[str | None, Field(max_length=200, description="In the path, in any case."), EmptyIsNone] = None
+
+class DuplicatesPage(Page):
+    """Which copies to return."""
+
+    threshold: float = Field(0.98, gt=0, le=1, allow_inf_nan=False, description="Least cosine of two copies.")
+    keep: Literal["largest", "sharpest"] = Field("largest", description="What is best: most pixels, or sharpest edges.")
 
 
 class ClusterPage(ClusterOptions, Page):

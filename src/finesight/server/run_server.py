@@ -5,28 +5,31 @@ from __future__ import annotations
 import asyncio
 import errno
 import functools
+import logging
 import os
 import socket
 import sys
 import threading
 import webbrowser
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from urllib.parse import quote
 
 import uvicorn
+from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from finesight.errors import FineSightError
 from finesight.features.types import Embedder
 from finesight.io.console import console
 from finesight.search.base import Index
-from finesight.server.app import create_app, create_judge_app
+from finesight.server.app import create_app, create_judge_app, create_several_app
 from finesight.server.config import ServerConfig, is_loopback
 from finesight.server.feature_sets import AFTER
 from finesight.server.job import BackgroundJob, bring_up_to_date
 from finesight.server.judge_desk import JudgeRoom
 from finesight.server.service import SearchService
+from finesight.server.several import SeveralServices, short_names
 
 KEEP_ALIVE_SECONDS = 5  # an idle connection stays open so long
 GRACE_SECONDS = 3  # for running requests when the server stops
@@ -101,12 +104,23 @@ class _HeaderTimeout(H11Protocol):
         self._timer = self.loop.call_later(self._seconds, self._close_if_idle)
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return False for what uvicorn says of requests that it ends because the server was stopped."""
+    return "graceful shutdown" not in str(record.msg)
+
+
+def _app_of(service: SearchService | JudgeRoom | SeveralServices) -> FastAPI:
+    if isinstance(service, JudgeRoom):
+        return create_judge_app(service)
+    return create_several_app(service) if isinstance(service, SeveralServices) else create_app(service)
+
+
 class SearchServer(uvicorn.Server):
     """Serve a service over HTTP and call ``started`` when it answers. Setting ``should_exit`` ends it."""
 
-    def __init__(self, service: SearchService | JudgeRoom, started: Callable[[], None]) -> None:
+    def __init__(self, service: SearchService | JudgeRoom | SeveralServices, started: Callable[[], None]) -> None:
         config = uvicorn.Config(
-            create_judge_app(service) if isinstance(service, JudgeRoom) else create_app(service),
+            _app_of(service),
             http=functools.partial(_HeaderTimeout, seconds=service.config.header_seconds),  # type: ignore[arg-type]
             ws="none",
             loop="asyncio",
@@ -120,6 +134,7 @@ class SearchServer(uvicorn.Server):
             timeout_graceful_shutdown=GRACE_SECONDS,
         )
         super().__init__(config)
+        logging.getLogger("uvicorn.error").addFilter(_is_news)
         self._on_start = started
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
@@ -137,15 +152,30 @@ def run_server(
     """
     bound = bind(config.host, config.port)
     service = SearchService(index, embedder, config, job, name=name)
+    if job is not None:
+        job.start()
+    _serve_until_stopped(bound, service, config, [index.meta.root])
+
+
+def run_several(opened: Sequence[tuple[str, Index, Embedder]], config: ServerConfig) -> None:
+    """Serve several indexes, given with where they are, until Ctrl-C: a choice at /, and each below /i/NAME/."""
+    bound = bind(config.host, config.port)
+    names = short_names([where for where, _, _ in opened])
+    services = {
+        name: SearchService(index, embedder, config) for name, (_, index, embedder) in zip(names, opened, strict=True)
+    }
+    _serve_until_stopped(bound, SeveralServices(services, config), config, [one.meta.root for _, one, _ in opened])
+
+
+def _serve_until_stopped(
+    bound: socket.socket, service: SearchService | SeveralServices, config: ServerConfig, roots: Sequence[str]
+) -> None:
     if not config.token and not is_loopback(config.host):
         console.print(
-            f"Warning: everyone who reaches {config.host} can search and see the images of {index.meta.root}. "
+            f"Warning: everyone who reaches {config.host} can search and see the images of {', '.join(roots)}. "
             "Give --token to require a secret.",
             markup=False,
         )
-
-    if job is not None:
-        job.start()
     try:
         with bound:
             SearchServer(service, lambda: announce(bound, config)).run(sockets=[bound])

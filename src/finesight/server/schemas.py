@@ -117,11 +117,45 @@ class ItemResponse(ResponseModel, schema_name="Item"):
     width: int
     height: int
 
+    label: str = Field("", description="That people gave it.")
+    tags: list[str] = []
+
+
+class NamedCount(ResponseModel):
+    name: str
+    count: int = Field(description="Of images.")
+
+
+class Folders(ResponseModel):
+    items: int = Field(description="All images.")
+    folders: list[NamedCount] = Field(description="With the images in each and below it.")
+
+
+class CameraResponse(ResponseModel, schema_name="CameraData"):
+    """What a camera wrote into the file; null where it did not."""
+
+    taken: str | None = Field(description="In the camera's own time: 2024-05-31T08:15:00.")
+    camera: str | None
+    latitude: float | None
+    longitude: float | None
+
+
+class CameraFacts(ResponseModel):
+    shown: bool = Field(description="Whether this server tells camera data.")
+    reading: bool = Field(description="Whether files are being read just now.")
+    known: int = Field(description="Images whose files were read.")
+    dated: int = Field(description="Of them those with a date.")
+    first: str | None
+    last: str | None
+    cameras: list[NamedCount]
+    places: int = Field(description="Images with a place.")
+
 
 class ItemFacts(ItemResponse):
     bytes: int
     view: ViewBox
     mask: Map
+    camera: CameraResponse | None = Field(None, description="Null where this server does not tell it.")
 
 
 class Items(ResponseModel):
@@ -157,6 +191,7 @@ class SearchResult(ResponseModel):
 
 class Projection(ResponseModel):
     k: int
+    name: str = Field("", description="That people gave this part.")
     strength: float
     map: Map
 
@@ -174,6 +209,7 @@ class Side(ResponseModel):
 
 class ProjectionShareResponse(ResponseModel, schema_name="ProjectionShare"):
     k: int
+    name: str = Field("", description="That people gave this part.")
     share: float = Field(description="Of the score.")
     query: Signed
     hit: Signed
@@ -202,3 +238,37 @@ class ClusterItems(ResponseModel):
     id: int
     size: int
     items: list[ItemResponse]
+
+
+class Copy(ItemResponse):
+    score: float = Field(description="Cosine with the first.")
+    bytes: int
+    sharpness: float | None = Field(description="Of edges, where `keep` is sharpest and the file could be read.")
+
+
+class CopiesResponse(ResponseModel, schema_name="Copies"):
+    kind: Literal["bytes", "picture", "features"] = Field(
+        description="bytes: equal files. picture: the same to the eye. features: alike to the network."
+    )
+    items: list[Copy] = Field(description="The best to keep first.")
+
+
+class Duplicates(ResponseModel):
+    total: int = Field(description="Groups of copies.")
+    others: int = Field(description="Images of all groups that are not the best one.")
+    groups: list[CopiesResponse]
+
+
+class IndexChoice(ResponseModel):
+    name: str = Field(description="Its page is at /i/NAME/.")
+    items: int
+    samples: list[ItemId]
+
+
+class Indexes(ResponseModel):
+    indexes: list[IndexChoice]
+
+
+class MapColors(ResponseModel):
+    names: list[str]
+    colors: list[int] = Field(description="Of each image of /api/map, in its order: the place of its name in `names`.")

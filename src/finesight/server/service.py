@@ -7,26 +7,29 @@ from __future__ import annotations
 
 import io
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 from fastapi import HTTPException
 
 from finesight.errors import FineSightError
-from finesight.features.types import Box, Embedder, Floats
-from finesight.search.base import Hit, Index, IndexItem
+from finesight.features.types import Box, Embedder, Embedding, Floats, View
+from finesight.search.base import Index
 from finesight.search.clusters import Clustering
+from finesight.search.notes import Notes
 from finesight.server import schemas
+from finesight.server.camera_store import CameraStore
+from finesight.server.collection import Collection
 from finesight.server.config import ServerConfig
 from finesight.server.feature_sets import AFTER, FeatureSet, FeatureSets
-from finesight.server.image_store import ImageStore, ServedImage, file_name, printable
+from finesight.server.group_desk import GroupDesk
+from finesight.server.image_store import ImageStore, ServedImage
 from finesight.server.images import read_view
-from finesight.server.job import BackgroundJob
+from finesight.server.job import BackgroundJob, TrainingJob
 from finesight.server.judge_desk import JudgeRoom
 from finesight.server.judged_sets import JudgedSets
+from finesight.server.metrics import Metrics
 from finesight.server.parameters import ClusterOptions, ClusterPage, ItemsPage, SearchOptions, request_box
-from finesight.server.upkeep import Upkeep
 from finesight.server.upload import UploadForm
 from finesight.server.work_queue import Arrivals, ByteBudget, WorkQueue, close_queues, wait_for_queues
 from finesight.version import __version__
@@ -58,17 +61,31 @@ class SearchService:
         name: str = AFTER,
     ) -> None:
         self.config, self.job = config or ServerConfig(), job
-        self.upkeep = job if isinstance(job, Upkeep) else None
+        self.upkeep = job if isinstance(job, TrainingJob) else None
         self.features = FeatureSets(FeatureSet(index, embedder), name)
         if self.upkeep is not None:
             self.upkeep.attach(self.features)
         self.images = ImageStore(index.meta.root, self.config)
+        self.collection = Collection(
+            self.features, Notes(index.notes_file()), CameraStore(self.features, index.meta.root, self.config)
+        )
+        self.collection.camera.start()
+        self.features.renewed = self._moved
+        self.groups = GroupDesk(self.collection)
         self.network = WorkQueue("the network", 1, self.config.queue)
         self.reading = WorkQueue("the index", 2, self.config.waiting)
         self.drawing = WorkQueue("pictures", 2, self.config.waiting)
         self.clustering = WorkQueue("clusters", 1, 8)
+        self.measuring = WorkQueue("metrics", 1, 8)
         self.uploads, self.arrivals = ByteBudget(self.config.all_uploads_bytes), Arrivals(self.config.arriving)
         self.judging = JudgeRoom(JudgedSets(self.features, self.upkeep, self.config).find, self.config)
+        self.metrics = Metrics()
+        self.metrics.watch(self)
+
+    def queues(self) -> dict[str, WorkQueue]:
+        """Return the queues that requests wait in, by name."""
+        own = {name: getattr(self, name) for name in ("network", "reading", "drawing", "clustering", "measuring")}
+        return {**own, "judging": self.judging.asking, "judging_pictures": self.judging.drawing}
 
     @property
     def embedder(self) -> Embedder:
@@ -76,13 +93,19 @@ class SearchService:
 
     def close(self, seconds: float) -> bool:
         """Stop all work and return whether what was under way ended within that time."""
-        queues = (self.network, self.reading, self.drawing, self.clustering, *self.judging.queues)
+        queues = tuple(self.queues().values())
         close_queues(*queues)
+        self.collection.camera.stop()
         ended = self.job is None or self.job.stop(seconds)
         ended = wait_for_queues(*queues) and ended
         if ended:
             self.features.close()
+            self.collection.notes.close()
         return ended
+
+    def _moved(self, index: Index) -> None:
+        """Take over the folder of an index that was made anew."""
+        self.images.root = index.meta.root
 
     # --- facts ----------------------------------------------------------------------------------------------------
 
@@ -118,35 +141,30 @@ class SearchService:
             projections=count_projections(features.embedder),
         )
 
-    def require_upkeep(self) -> Upkeep:
+    def require_upkeep(self) -> TrainingJob:
         """Return what trains in the background, or raise 404."""
         if self.upkeep is None:
             raise HTTPException(404, "This server trains nothing: start it with `finesight up`.")
         return self.upkeep
 
     def items(self, page: ItemsPage) -> schemas.Items:
-        """Return a part of the images whose path holds a text, by path."""
-        ids, paths = self.features.get().listing()
-        text = (page.text or "").lower()
-        matching = [item for item, path in zip(ids, paths, strict=True) if text in path]
-        return schemas.Items(
-            total=len(matching), items=self._describe(self.features.get().index, matching[page.offset :][: page.limit])
-        )
+        """Return a part of the images that match, by path."""
+        matching = self.collection.matching(page)
+        found = self.collection.describe(self.features.get().index, matching[page.offset :][: page.limit])
+        return schemas.Items(total=len(matching), items=found)
 
     def item(self, name: str, features: str | None = None) -> schemas.ItemFacts:
         """Return what is known of one image."""
         image = self.image(name, self.features.get(features))
         assert image.item is not None
+        camera = self.collection.camera.read(image.item.id, image.item.path)
         return schemas.ItemFacts(
-            **_item_fields(image.item),
+            **self.collection.fields(image.item),
             bytes=image.item.bytes,
             view=schemas.ViewBox.of(image.view),
             mask=mask_rows(image.mask),
+            camera=None if camera is None else schemas.CameraResponse(**vars(camera)),
         )
-
-    def _describe(self, index: Index, ids: Sequence[int]) -> list[schemas.ItemResponse]:
-        """Return those of the images that are still there."""
-        return [schemas.ItemResponse(**_item_fields(item)) for item in index.items(ids) if item is not None]
 
     def image(self, name: str, features: FeatureSet) -> ServedImage:
         """Return an image as the encoder of ``features`` sees it, or raise 404. An upload may have to be embedded."""
@@ -155,7 +173,7 @@ class SearchService:
             return image
         if features.fingerprint not in image.others:
             view = self.images.read_view(image, features.embedder.framing)
-            embedding = features.embedder.encode([view])[0]
+            embedding = self._encode(features, view)
             image.others[features.fingerprint] = replace(
                 image,
                 view=view.box,
@@ -187,7 +205,7 @@ class SearchService:
             raise HTTPException(422, "file: The form has no picture in a part called 'file'.")
         start = time.perf_counter()
         view = read_view(io.BytesIO(upload.data), features.embedder.framing, self.config)
-        embedding = features.embedder.encode([view])[0]
+        embedding = self._encode(features, view)
         seconds = time.perf_counter() - start
         name = upload.name or "upload"
         image = self.images.add_upload(name, upload.data, view, embedding, features.fingerprint)
@@ -219,6 +237,7 @@ class SearchService:
             diversity=options.diversity,
             min_score=options.min_score,
             left_out=None if image.item is None else image.item.id,
+            among=self.collection.among(options),
         )
         query = schemas.SearchQuery(
             id=image.id,
@@ -228,10 +247,15 @@ class SearchService:
             view=schemas.ViewBox.of(view),
             mask=mask_rows(mask),
         )
-        hits = [schemas.SearchHit(**_item_fields(hit), score=hit.score) for hit in answer.hits]
+        notes = self.collection.notes.all()
+        hits = [schemas.SearchHit(**self.collection.fields(hit, notes), score=hit.score) for hit in answer.hits]
         took = schemas.Took(embed_ms=round(1000 * seconds, 3), search_ms=round(answer.search_ms, 3))
         used = options.features or self.features.default
         return schemas.SearchResult(query=query, by=space, features=used, hits=hits, took=took)
+
+    def _encode(self, features: FeatureSet, view: View, box: Box | None = None) -> Embedding:
+        with self.metrics.embedding():
+            return features.embedder.encode([view], [box])[0]
 
     def _embed(
         self, image: ServedImage, features: FeatureSet, space: str, box: Box | None
@@ -239,7 +263,7 @@ class SearchService:
         """Return view, mask and vector. The file is read only for a box: all else is known already."""
         if box is not None:
             view = self.images.read_view(image, features.embedder.framing, box)
-            embedding = features.embedder.encode([view], [box])[0]
+            embedding = self._encode(features, view, box)
             return view.box, embedding.mask, embedding.features[space]
         if image.item is None:
             return image.view, image.mask, image.features[space]
@@ -269,7 +293,7 @@ class SearchService:
         if found is None or number >= count:
             raise HTTPException(404, f"There is no cluster {number}: there are {count}.")
         ids = found.members(number).tolist()
-        items = self._describe(self.features.get(page.features).index, ids[page.offset :][: page.limit])
+        items = self.collection.describe(self.features.get(page.features).index, ids[page.offset :][: page.limit])
         return schemas.ClusterItems(id=number, size=len(ids), items=items)
 
     def _clusters_for(self, options: ClusterOptions) -> Clustering | None:
@@ -290,13 +314,3 @@ def _encoder_facts(features: FeatureSet) -> schemas.EncoderFacts:
     return schemas.EncoderFacts(
         method=meta.method, resolution=meta.resolution, pooling=meta.spaces[0], fingerprint=meta.fingerprint
     )
-
-
-def _item_fields(item: IndexItem | Hit) -> dict[str, str | int]:
-    return {
-        "id": str(item.id),
-        "path": printable(item.path),
-        "name": file_name(item.path),
-        "width": item.width,
-        "height": item.height,
-    }

@@ -19,17 +19,22 @@ FORGIVEN = 600.0  # seconds without a try
 CLIENTS = 4096  # that are remembered
 NETWORK_BITS = 64  # of an IPv6 address: one client has all that share them
 
-_STYLE = (
-    "body{font:16px system-ui,sans-serif;display:grid;place-content:center;min-height:90vh;color-scheme:light dark}"
-    "input,button{font:inherit;padding:.4em .6em}"
+_STYLE = (  # the colors of the search page
+    ":root{color-scheme:light dark;--accent:#0b6b6b;--on-accent:#fff}"
+    "@media(prefers-color-scheme:dark){:root{--accent:#62cbc2;--on-accent:#08211f}}"
+    "body{font:16px/1.5 system-ui,sans-serif;display:grid;place-content:center;min-height:90vh;margin:0 1rem}"
+    "form,label{display:flex;flex-wrap:wrap;gap:.6em;align-items:center}"
+    "input,button{font:inherit;padding:.45em .7em;border-radius:6px;border:1px solid GrayText}"
+    "button{background:var(--accent);color:var(--on-accent);border-color:var(--accent);cursor:pointer}"
+    "input:focus-visible,button:focus-visible{outline:3px solid var(--accent);outline-offset:2px}"
 )
 _PAGE = """<!doctype html>
 <html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
 <title>FineSight: sign in</title><style>{style}</style></head>
-<body><main><h1>FineSight</h1><p id="words">{words}</p>
+<body><main><h1>FineSight</h1><p id="words" role="status">{words}</p>
 <form method="get" action="{action}">{hidden}<label>Token <input type="password" name="token" required autofocus
 autocomplete="current-password" aria-describedby="words"></label> <button>Open</button></form>
-<p>It is in the address that the server printed when it started.</p></main></body></html>
+<p>The token is in the address that the server printed when it started.</p></main></body></html>
 """
 _POLICY = (
     f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "

@@ -26,7 +26,7 @@ from finesight.search.faiss_index import RUN_INDEX
 from finesight.search.watch import Change, FolderWatch
 from finesight.server import schemas
 from finesight.server.feature_sets import AFTER, BEFORE, FeatureSet, FeatureSets
-from finesight.server.job import BackgroundJob, bring_up_to_date
+from finesight.server.job import TrainingJob, bring_up_to_date
 from finesight.server.seen_images import SeenImages, train_ids
 from finesight.server.training_process import TrainingBar, TrainingProcess
 from finesight.training.progress import read_progress
@@ -54,7 +54,7 @@ class TrainingCommand:
     request: Mapping[str, Any] = field(default_factory=dict)
 
 
-class Upkeep(BackgroundJob):
+class Upkeep(TrainingJob):
     """Keep the indexes of a run as its folder is, and train. Without a command nothing is trained."""
 
     def __init__(

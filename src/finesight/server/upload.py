@@ -18,7 +18,7 @@ from starlette.requests import ClientDisconnect, Request
 from finesight.server.config import ServerConfig
 from finesight.server.work_queue import CLIENT_LEFT, Arrival, Arrivals
 
-FIELDS = 11  # beside the file
+FIELDS = 24  # beside the file
 FIELD_BYTES = 1024
 ENVELOPE_BYTES = 64 * 1024  # of boundaries, part headers and fields, on top of the image
 LINGER_SECONDS = 1.0  # for a refused body: a client that is still sending would not see the answer

@@ -14,10 +14,13 @@ from fastapi import HTTPException
 from starlette.requests import Request
 
 from finesight.io.children import Children
+from finesight.io.memory import give_back_memory
 
 T = TypeVar("T")
 ROOM_SECONDS = 1.0  # that every body may take, however many others come
 END_SECONDS = 2.0  # for work under way when the server stops
+LARGE_BYTES = 4 * 2**20  # of an upload after which memory is given back
+GIVE_BACK_SECONDS = 1.0
 CLIENT_LEFT = 499  # nobody reads this status: the client has closed the connection
 
 
@@ -94,10 +97,11 @@ def wait_for_queues(*queues: WorkQueue) -> bool:
 
 
 class ByteBudget:
-    """Bytes that all uploads may hold together."""
+    """Bytes that all uploads may hold together. After large ones, freed memory is given back to the system."""
 
     def __init__(self, limit: int) -> None:
         self._limit, self.used = limit, 0
+        self._giving_back = threading.Lock()  # held from a large upload until memory is given back
 
     @contextmanager
     def account(self) -> Iterator[Callable[[int], None]]:
@@ -115,6 +119,14 @@ class ByteBudget:
             yield take
         finally:
             self.used -= taken
+            if taken > LARGE_BYTES and self._giving_back.acquire(blocking=False):
+                timer = threading.Timer(GIVE_BACK_SECONDS, self._give_back)  # the body itself is freed after this
+                timer.daemon = True
+                timer.start()
+
+    def _give_back(self) -> None:
+        self._giving_back.release()
+        give_back_memory()
 
 
 class Arrival:

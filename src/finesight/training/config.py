@@ -167,6 +167,7 @@ class RuntimeConfig(_Model):
     checkpoint_activations: bool = False  # keep less for the backward pass, which computes it again
     checkpoint_minutes: float = Field(2.0, ge=0)
     log_every: int = Field(10, ge=1)  # steps
+    loggers: tuple[Literal["tensorboard", "csv", "wandb", "mlflow"], ...] = ("tensorboard",)  # metrics.csv always
     progress: bool = True
 
 

@@ -18,6 +18,9 @@ from finesight.training.renamed import current_settings
 CONTENTS = (
     "metrics.csv",
     "tensorboard",
+    "wandb",
+    "mlruns",
+    "loggers.json",
     "checkpoints",
     "encoder",
     "encoder-best",
@@ -64,6 +67,7 @@ class RunFolder:
         self.skipped = root / "skipped.csv"
         self.progress = root / "progress.json"
         self.images = root / "images.npz"  # those that the run began with
+        self.loggers = root / "loggers.json"  # which runs of other services are this one
         self.report = root / "report.html"
         self.evaluation = root / "evaluation.json"
         self.classes = root / "evaluation-classes.csv"

@@ -29,6 +29,7 @@ from finesight.training.cluster import is_main_process, joined, launched
 from finesight.training.config import RuntimeConfig, TrainConfig
 from finesight.training.half_precision import require_half_precision, uses_half_precision
 from finesight.training.health import HEALTH_METRICS
+from finesight.training.loggers import open_loggers, require_loggers
 from finesight.training.metrics_log import MetricsLog
 from finesight.training.module import LOSS_METRICS, RATE_METRICS
 from finesight.training.parts import batch_parts
@@ -63,6 +64,7 @@ def train(
     Interrupted if the run was stopped by a signal.
     """
     config, runtime = config.with_absolute_paths(), launched(runtime or RuntimeConfig())
+    require_loggers(runtime.loggers)
     run = RunFolder(out)
     main = is_main_process()
     console.quiet = not main
@@ -144,7 +146,9 @@ def _fit(
         rationale = RATIONALE_METRICS if config.rationale else ()
         own = (*LOSS_METRICS, *HEALTH_METRICS, *RATE_METRICS)
         names = [*own, *module.objective.metrics, *rationale, *VALIDATION_METRICS]
-        log = MetricsLog(run.metrics_file, names, run.root / "tensorboard", start)
+        events = run.root / "tensorboard" if "tensorboard" in runtime.loggers else None
+        loggers = open_loggers(runtime.loggers, run, config)
+        log = MetricsLog(run.metrics_file, names, events, start, loggers)
         callbacks.insert(-1, Journal(log, runtime.log_every))  # a saved step is a logged one
         callbacks.append(Progress(progress, batches.total, start, config.batch_size, show=runtime.progress))
     trainer.callbacks += callbacks  # type: ignore[attr-defined]
@@ -163,7 +167,7 @@ def _fit(
         ) from error
     finally:
         if log is not None:
-            log.close()
+            log.close("success" if int(module.steps) >= batches.total else "failed")
     if saver.interrupted is not None and main:
         steps = f"{int(module.steps)} of {format_count(batches.total, 'step')}"
         raise Interrupted(saver.interrupted, f"Stopped after {steps}; all is saved. The same command continues.")

@@ -78,7 +78,7 @@ class LabelEvidence(BaseModel):
 
 
 class Verdict(BaseModel):
-    """``verdict.json``."""
+    """Whether training helped, in words and numbers, and which features are kept: what ``verdict.json`` holds."""
 
     model_config = ConfigDict(frozen=True)
 

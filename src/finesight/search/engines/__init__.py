@@ -55,7 +55,7 @@ def open_index(uri: str | Path) -> Index:
 
 
 def create_index(uri: str | Path, meta: IndexMeta, encoder: Path) -> Index:
-    """Make an empty index at ``uri`` for the encoder in the folder ``encoder``."""
+    """Make an empty index at ``uri`` for an encoder: its folder, or its exported file."""
     return find_engine(uri).index_class().create(str(uri), meta, encoder)
 
 

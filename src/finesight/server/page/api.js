@@ -1,15 +1,8 @@
 // Sends requests to the server. Every failure becomes a Problem with a sentence to show.
 
+import { known, language, t } from "./i18n.js";
+
 const TRIES = 4;
-const WORDS = {
-  401: "A token is needed: load this page again, or open the address that the server printed when it started.",
-  404: "That is not there, or it was removed.",
-  408: "The upload took too long. Try again, or send a smaller photo.",
-  413: "The photo is too large. Send a smaller one.",
-  415: "That is not a picture that can be read. Send a JPEG, PNG, WebP, GIF, BMP or TIFF.",
-  503: "The server is busy. Try again in a moment.",
-};
-const GONE = "The server does not answer. Is it still running? Start it again with “finesight serve”.";
 
 export class Problem extends Error {
   constructor(words, status) { super(words); this.status = status; }
@@ -22,25 +15,34 @@ const pause = (seconds, signal) => new Promise((go, stop) => {
   signal?.addEventListener("abort", () => { clearTimeout(timer); stop(signal.reason); }, { once: true });
 });
 
+/** Returns what the server says, which is English, or else the words for its status. */
 async function sentence(response) {
+  const { status } = response, words = known(`status.${status}`) ? t(`status.${status}`) : null;
   try {
     const { detail } = await response.json();
-    if (typeof detail === "string" && detail && response.status !== 401) return detail;
+    if (typeof detail === "string" && detail && status !== 401 && (language === "en" || !words)) return detail;
   } catch { /* not ours: a proxy's page */ }
-  return WORDS[response.status] ?? `The server refused the request (${response.status}).`;
+  return words ?? t("refused", { status: String(status) });
+}
+
+const JSON_TYPE = { "Content-Type": "application/json" };
+
+function request(body, json, post, signal) {
+  if (json !== null) return { method: "POST", body: JSON.stringify(json), headers: JSON_TYPE, signal };
+  return { method: body || post ? "POST" : "GET", body, signal };
 }
 
 /** Returns the JSON of an answer. Asks a busy server again a few times, after the seconds it names. */
-export async function ask(path, { params = {}, body = null, post = false, signal = null, onwait = null } = {}) {
+export async function ask(path, { params = {}, body = null, json = null, post = false, signal = null, onwait = null } = {}) {
   const given = Object.entries(params).filter(([, value]) => value !== null && value !== undefined && value !== "");
   const address = `api/${path}${given.length ? `?${new URLSearchParams(given)}` : ""}`;
   for (let attempt = 1; ; attempt += 1) {
     let response;
     try {
-      response = await fetch(address, { method: body || post ? "POST" : "GET", body, signal });
+      response = await fetch(address, request(body, json, post, signal));
     } catch (error) {
       if (signal?.aborted) throw error;
-      throw new Problem(GONE, 0);
+      throw new Problem(t("gone"), 0);
     }
     if (response.ok) {
       if (attempt > 1) onwait?.(0);
@@ -57,17 +59,35 @@ export async function ask(path, { params = {}, body = null, post = false, signal
 export const thumb = (id) => `api/items/${id}/thumb`;
 export const large = (id) => `api/items/${id}/image`;
 
-const known = new Map();  // id and features -> promise of {view, mask, …}
+const loaded = new Map();  // id and features -> promise of {view, mask, …}
 const KEPT = 2000;
 
 /** Returns view and mask of an image of the index, which it loads once. */
 export function facts(id, features = "") {
   const key = `${id} ${features}`;
-  if (!known.has(key)) {
-    if (known.size >= KEPT) known.delete(known.keys().next().value);
+  if (!loaded.has(key)) {
+    if (loaded.size >= KEPT) loaded.delete(loaded.keys().next().value);
     const answer = ask(`items/${id}`, { params: { features } });
-    answer.catch(() => known.delete(key));
-    known.set(key, answer);
+    answer.catch(() => loaded.delete(key));
+    loaded.set(key, answer);
   }
-  return known.get(key);
+  return loaded.get(key);
+}
+
+/** Offers data as a file to save. */
+export function offer(blob, name) {
+  const address = URL.createObjectURL(blob), link = document.createElement("a");
+  Object.assign(link, { href: address, download: name });
+  document.body.append(link);
+  link.click();
+  link.remove();
+  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+}
+
+/** Sends a request whose answer is a file, and offers it to save. */
+export async function save(path, json, name) {
+  let response;
+  try { response = await fetch(`api/${path}`, request(null, json, true, null)); } catch { throw new Problem(t("gone"), 0); }
+  if (!response.ok) throw new Problem(await sentence(response), response.status);
+  offer(await response.blob(), name);
 }

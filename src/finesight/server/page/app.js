@@ -2,14 +2,24 @@
 
 import { Problem, ask } from "./api.js";
 import * as browse from "./browse.js";
+import * as cardbox from "./cardbox.js";
 import * as compare from "./compare.js";
+import * as copies from "./copies.js";
+import * as detail from "./details.js";
 import { save } from "./csv.js";
-import { $, $$, inDialog, kept, pictures, say, show } from "./dom.js";
+import { $, $$, inDialog, kept, say, show } from "./dom.js";
 import * as explain from "./explain.js";
-import { itemAt } from "./grid.js";
+import * as filters from "./filters.js";
+import { between, cards, itemAt } from "./grid.js";
 import * as groups from "./groups.js";
+import { pictures, t, translate } from "./i18n.js";
 import * as intake from "./intake.js";
+import * as many from "./many.js";
+import * as map from "./map.js";
+import * as notes from "./notes.js";
+import * as saved from "./saved.js";
 import * as search from "./search.js";
+import { offerIndexes } from "./several.js";
 import { FRESH, go, marks, overlay, place, readPlace } from "./state.js";
 import { clearProblem, dismiss, health, problem, watch } from "./status.js";
 import * as training from "./training.js";
@@ -22,15 +32,22 @@ function render() {
   show($("#welcome"), place.view === "search" && !searching);
   show($("#browse"), place.view === "browse");
   show($("#groups"), place.view === "groups");
+  show($("#copies"), place.view === "copies");
+  show($("#many"), place.view === "many");
+  show($("#map"), place.view === "map");
+  show($("#many-none"), !many.any());
   if (!searching) { search.stop(); show($("#found"), false); document.title = "FineSight"; }
   for (const link of $$("nav [data-go]")) {
     if (link.dataset.go === place.view) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");
   }
+  filters.present();
   if (searching) search.arrive();
   else if (place.view === "browse") browse.arrive();
   else if (place.view === "groups") groups.arrive();
-  else welcome();
+  else if (place.view === "copies") copies.arrive();
+  else if (place.view === "map") map.arrive();
+  else if (place.view !== "many") welcome();
   show($("#building-again"), false);
 }
 
@@ -50,27 +67,43 @@ async function compareFeatures() {
 }
 
 /** Starts a new query, without the box but with the same way to compare. */
-function moreLike(item) { move({ ...FRESH, q: item.id }); }
+function moreLike(item, box = "") { move({ ...FRESH, q: item.id, box }); }
 
-function act({ action, item }) {
-  if (action === "open") moreLike(item);
+let anchor = null;  // the card that was selected last: with Shift, all from there are selected
+
+function act({ action, item, shift = false, card = null, box = "" }) {
+  if (action === "open") moreLike(item, box);
+  else if (action === "info") detail.details(item);
   else if (action === "pin") compare.togglePin(item);
   else if (action === "why" && search.query) explain.explain(search.query, item);
   else if (action === "select") {
+    const range = shift && anchor?.isConnected && card ? between(anchor, card) : [];
+    anchor = card ?? cards(item).own;
+    if (range.length) { marks.selectAll(range); say(t("tray.selected", { n: marks.selected.size })); return; }
     marks.select(item);
-    say(`${item.name} ${marks.selected.has(item.id) ? "selected" : "no longer selected"}.`);
+    say(t(marks.selected.has(item.id) ? "selected.say" : "unselected.say", item));
   }
 }
 
 function exportCsv() {
   const items = marks.selected.size ? [...marks.selected.values()] : search.hits.items;
-  if (!items.length) { say("There is nothing to export."); return; }
+  if (!items.length) { say(t("export.none")); return; }
   save(items);
-  say(`${pictures(items.length)} exported.`);
+  say(t("exported", { pictures: pictures(items.length) }));
 }
 
-function takePhoto(file) {
+/** Selects all pictures that are listed. */
+function selectAll() {
+  const lists = $$(".grid").filter((list) => list.offsetParent !== null);
+  const found = lists.flatMap((list) => [...list.children].map(itemAt));
+  marks.selectAll(found);
+  say(t("tray.selected", { n: marks.selected.size }));
+}
+
+function takePhotos(files) {
   $$("dialog[open]").forEach((dialog) => dialog.close());
+  if (files.length > 1) { move({ ...FRESH, q: "", view: "many" }); many.many(files); return; }
+  const [file] = files;
   if (place.view !== "search") move({ ...FRESH, q: "" });
   search.search({ file });
 }
@@ -93,6 +126,11 @@ const KEYS = {
     const item = itemAt(document.activeElement) ?? (inPanel ? search.query : null);
     if (item) act({ action: "pin", item });
   },
+  a: () => selectAll(),
+  i: () => { const item = itemAt(document.activeElement) ?? search.query; if (item) detail.details(item); },
+  l: () => notes.begin("#label-input", itemAt(document.activeElement)),
+  t: () => notes.begin("#tag-input", itemAt(document.activeElement)),
+  u: () => notes.notes.undo(),
   s: () => { const item = itemAt(document.activeElement); if (item) act({ action: "select", item }); },
 };
 
@@ -102,8 +140,9 @@ function onKey(event) {
   if (field) { if (event.key === "Escape") field.blur(); return; }
   const key = event.key.toLowerCase();
   if (inDialog()) { if (key === "o" && $("#compare").open) KEYS.o(); return; }
+  if (/^[1-9]$/.test(key)) { event.preventDefault(); notes.quick(Number(key), itemAt(document.activeElement)); return; }
   if (key in KEYS) { event.preventDefault(); KEYS[key](); return; }
-  if (key === "escape") clearProblem();
+  if (key === "escape") { clearProblem(); if (marks.selected.size) marks.clear(); }
   const idle = document.activeElement === document.body || document.activeElement === $("#main");
   if (idle && (key === "arrowdown" || key === "arrowright")) {
     const first = $$(".grid").find((list) => list.offsetParent !== null && list.children.length);
@@ -138,19 +177,22 @@ function theme() {
     const dark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
     root.dataset.theme = dark ? "light" : "dark";
     kept.set("theme", root.dataset.theme);
-    say(dark ? "Light colors." : "Dark colors.");
+    say(t(dark ? "theme.light" : "theme.dark"));
   });
 }
 
 function onHealth(now, before) {
+  if (before !== null && now.items !== before.items) { filters.loadFolders(); notes.notes.load(); }
   search.offer(now);
   training.present();
-  const grown = before !== null && now.items !== before.items;
+  const grown = before !== null && (now.items !== before.items || now.encoder.fingerprint !== before.encoder.fingerprint);
+  if (grown) map.forget();
   if (place.view === "search" && !place.q) welcome(true);
   else if (grown) show($("#building-again"));
 }
 
 function begin() {
+  translate();
   readPlace();
   document.addEventListener("act", (event) => act(event.detail));
   document.addEventListener("keydown", onKey);
@@ -172,21 +214,27 @@ function begin() {
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });  // beside it
   }
   for (const button of $$("[data-export]")) button.addEventListener("click", exportCsv);
-  $("[data-select-all]").addEventListener("click", () => {
-    marks.selectAll(search.hits.items);
-    say(`${pictures(marks.selected.size)} selected.`);
-  });
+  for (const button of $$("[data-select-all]")) button.addEventListener("click", selectAll);
   $("#help-open").addEventListener("click", KEYS["?"]);
   $("#building-again").addEventListener("click", () => { render(); if (place.q) search.search(); dismiss(); });
-  intake.begin(takePhoto, (words) => problem(new Problem(words, 400)));
+  intake.begin(takePhotos, (words) => problem(new Problem(words, 400)));
   search.begin();
   browse.begin();
   groups.begin(move);
   explain.begin();
   compare.begin();
+  notes.setUp();
+  copies.setUp();
+  detail.setUp();
+  cardbox.setUp();
+  many.setUp();
+  map.setUp();
+  saved.setUp();
+  filters.setUp(() => (place.view === "browse" ? browse.arrive() : search.search()));
   training.begin(compareFeatures);
   overlayControls();
   theme();
+  offerIndexes();
   watch(onHealth);
   render();
 }

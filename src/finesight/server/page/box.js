@@ -1,6 +1,7 @@
 // A box on the query, which people draw, move and resize by mouse, finger or keys. Units are thousandths of the picture.
 
 import { el } from "./dom.js";
+import { t } from "./i18n.js";
 
 const LEAST = 40;
 const WHOLE = 1000;
@@ -27,7 +28,7 @@ export class BoxTool {
 
   constructor(frame, change) {
     Object.assign(this, { frame, change });
-    this.node = el("div", { class: "box", tabindex: "0", role: "group", "aria-roledescription": "box", hidden: true },
+    this.node = el("div", { class: "box", tabindex: "0", role: "group", "aria-roledescription": t("box"), hidden: true },
       ...CORNERS.map((corner) => el("i", { class: `corner ${corner}`, "data-corner": corner })));
     frame.append(this.node);
     frame.addEventListener("pointerdown", (event) => this.#down(event));
@@ -46,9 +47,8 @@ export class BoxTool {
     const [x, y, w, h] = this.value;
     Object.assign(this.node.style, { left: `${x / 10}%`, top: `${y / 10}%`, width: `${w / 10}%`, height: `${h / 10}%` });
     const per = (value) => `${Math.round(value / 10)} %`;
-    const where = `${per(x)} from the left, ${per(y)} from the top, ${per(w)} wide, ${per(h)} high`;
-    const keys = "Arrows move it, Shift and arrows resize it, Delete clears it.";
-    this.node.setAttribute("aria-label", `Part of the picture: ${where}. ${keys}`);
+    const where = t("box.where", { x: per(x), y: per(y), w: per(w), h: per(h) });
+    this.node.setAttribute("aria-label", t("box.label", { where }));
   }
 
   set(box) { this.put(box); this.change(this.value); }

@@ -1,8 +1,10 @@
 // Lists all pictures by path, or those whose path contains a text. Loads more when the end comes near.
 
 import { ask } from "./api.js";
-import { $, later, pictures, say, show } from "./dom.js";
+import { $, later, say, show } from "./dom.js";
+import { filterParams, filtering } from "./filters.js";
 import { Grid } from "./grid.js";
+import { pictures, t } from "./i18n.js";
 import { go, place } from "./state.js";
 import { problem, waiting } from "./status.js";
 
@@ -48,13 +50,13 @@ export class Pages {
   }
 }
 
-const all = new Grid($("#all"));
+export const all = new Grid($("#all"));
 const samples = new Grid($("#samples"));
 const pages = new Pages(all, $("#all-more"), async (offset, limit) => {
-  const page = await ask("items", { params: { offset, limit, text: place.text }, onwait: waiting });
+  const page = await ask("items", { params: { offset, limit, text: place.text, ...filterParams() }, onwait: waiting });
   const count = pictures(page.total);
-  $("#browse-title").textContent = place.text ? `${count} with “${place.text}”` : `All ${count}`;
-  $("#all-none").textContent = place.text ? "No path contains that text." : "The index is still empty.";
+  $("#browse-title").textContent = t(place.text ? "browse.text" : filtering() ? "browse.some" : "browse.all", { pictures: count, text: place.text });
+  $("#all-none").textContent = t(place.text ? "browse.none" : filtering() ? "filter.none" : "empty");
   show($("#all-none"), page.total === 0);
   if (offset === 0) say($("#browse-title").textContent);
   return page;
@@ -69,7 +71,7 @@ export function arrive() {
 export async function sample(total) {
   show($("#samples-part"), total > 0);
   show($("#empty-words"), total === 0);
-  $("#empty-words").textContent = "There are no pictures in the index yet.";
+  $("#empty-words").textContent = t("empty");
   if (!total) return;
   const count = Math.min(SAMPLES, total);
   try {

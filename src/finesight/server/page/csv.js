@@ -1,6 +1,6 @@
 // Writes selected pictures to a CSV file that spreadsheets open.
 
-import { el } from "./dom.js";
+import { offer } from "./api.js";
 
 /** Quotes a text where needed, and puts an apostrophe before what a spreadsheet would run as a formula. */
 export function cell(value) {
@@ -11,15 +11,10 @@ export function cell(value) {
 
 export function table(items) {
   const score = (item) => (item.score === undefined ? "" : Number(item.score.toFixed(6)));
-  const rows = items.map((item) => [item.path ?? item.name, score(item), item.id]);
-  return [["path", "score", "id"], ...rows].map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
+  const rows = items.map((item) => [item.path ?? item.name, score(item), item.id, item.label ?? "", (item.tags ?? []).join(";")]);
+  return [["path", "score", "id", "label", "tags"], ...rows].map((row) => row.map(cell).join(",")).join("\r\n") + "\r\n";
 }
 
 export function save(items, name = "finesight.csv") {
-  const address = URL.createObjectURL(new Blob(["\uFEFF", table(items)], { type: "text/csv;charset=utf-8" }));
-  const link = el("a", { href: address, download: name });
-  document.body.append(link);
-  link.click();
-  link.remove();
-  setTimeout(() => URL.revokeObjectURL(address), 10_000);
+  offer(new Blob(["\uFEFF", table(items)], { type: "text/csv;charset=utf-8" }), name);
 }

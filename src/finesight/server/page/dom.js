@@ -38,8 +38,6 @@ export function later(milliseconds, work) {
   return (...values) => { clearTimeout(timer); timer = setTimeout(() => work(...values), milliseconds); };
 }
 
-export const number = (count) => count.toLocaleString("en");
-export const pictures = (count) => (count === 1 ? "1 picture" : `${number(count)} pictures`);
 export const inDialog = () => $("dialog[open]") !== null;
 
 /** Keeps settings for the next visit, unless the browser forbids it. */

@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { $, el, say, show } from "./dom.js";
 import { largest, paint } from "./heat.js";
+import { t } from "./i18n.js";
 import { frame } from "./picture.js";
 import { place } from "./state.js";
 
@@ -33,19 +34,46 @@ function entry(name, note, share, maps, { draw, choose }) {
   return el("li", {}, button);
 }
 
-function list(answer, draw) {
+const called = (one, n) => one.name || t("explain.part", { n: n + 1 });
+
+/** Makes the line of one part, with a button that lets people name it. */
+function part(one, n, share, tools) {
+  const line = entry(called(one, n), t("explain.projection", { k: String(one.k) }), share, one, tools);
+  const rename = el("button", { type: "button", class: "small", text: t("part.name"), "aria-label": t("part.name.of", { name: called(one, n) }) });
+  rename.addEventListener("click", () => {
+    const input = el("input", { type: "text", value: one.name, maxlength: "100", "aria-label": t("part.name.of", { name: called(one, n) }) });
+    const done = async () => {
+      const name = input.value.trim();
+      if (name !== one.name) {
+        try { await ask("parts", { json: { k: one.k, name, features: tools.features } }); one.name = name; } catch (error) { $("#explain-words").textContent = error.message; }
+      }
+      const fresh = part(one, n, share, tools);
+      line.replaceWith(fresh);
+      fresh.querySelector(".small").focus();
+    };
+    input.addEventListener("keydown", (event) => { if (event.key === "Enter" || event.key === "Escape") { event.preventDefault(); if (event.key === "Escape") input.value = one.name; input.blur(); } });
+    input.addEventListener("blur", done, { once: true });
+    rename.replaceWith(input);
+    input.focus();
+  });
+  line.classList.add("with-name");
+  line.append(rename);
+  return line;
+}
+
+function list(answer, draw, features) {
   let chosen = { query: answer.query.map, hit: answer.hit.map };
   const choose = (button, maps) => {
     chosen = maps;
     for (const other of $("#parts").querySelectorAll(".part")) other.setAttribute("aria-pressed", other === button);
     draw(maps);
   };
-  const tools = { draw, choose }, score = answer.score || 1;
-  const rows = [entry("Everything", "", 1, chosen, tools)];
+  const tools = { draw, choose, features }, score = answer.score || 1;
+  const rows = [entry(t("explain.all"), "", 1, chosen, tools)];
   const parts = answer.projections.filter((one) => Math.abs(one.share / score) >= LEAST);
-  parts.forEach((one, n) => rows.push(entry(`Part ${n + 1}`, `projection ${one.k}`, one.share / score, one, tools)));
+  parts.forEach((one, n) => rows.push(part(one, n, one.share / score, tools)));
   const rest = 1 - parts.reduce((sum, one) => sum + one.share, 0) / score;
-  if (parts.length && rest >= LEAST) rows.push(el("li", { class: "rest", text: `All other parts: ${percent(rest)}` }));
+  if (parts.length && rest >= LEAST) rows.push(el("li", { class: "rest", text: t("explain.rest", { share: percent(rest) }) }));
   $("#parts").replaceChildren(...rows);
   $("#parts").onpointerleave = () => draw(chosen);
   rows[0].firstChild.setAttribute("aria-pressed", "true");
@@ -54,26 +82,23 @@ function list(answer, draw) {
 
 function words(answer) {
   show($("#parts"));
-  const score = `The score is ${answer.score.toFixed(2)}.`, [first] = answer.projections;
-  $("#explain-words").textContent = `${score} The bright places made most of it: there the two pictures are alike.`;
-  $("#parts-hint").textContent = first
-    ? "The network has learned to look for certain parts. Choose one to see where it is in both pictures. "
-      + "The bar shows its share of the score."
-    : "This network has learned no separate parts, but the bright places are exact.";
-  say(first ? `${score} Part 1 made ${percent(first.share / (answer.score || 1))} of it.` : score);
+  const score = t("explain.score", { score: answer.score.toFixed(2) }), [first] = answer.projections;
+  $("#explain-words").textContent = `${score} ${t("explain.words")}`;
+  $("#parts-hint").textContent = t(first ? "explain.hint" : "explain.no.parts");
+  say(first ? `${score} ${t("explain.say", { share: percent(first.share / (answer.score || 1)) })}` : score);
 }
 
 export async function explain(query, item) {
   running?.abort();
   const mine = running = new AbortController();
   const sides = [query, item].map((one) => ({ item: one, ...frame(one) }));
-  const titles = ["Your picture", "This one"];
+  const titles = [t("explain.yours"), t("explain.this")];
   $("#explain-pair").replaceChildren(...sides.map((side, n) => el("figure", {}, side.node,
     el("figcaption", {}, el("b", { text: titles[n] }), " ",
       el("span", { class: "name", text: side.item.name, title: side.item.path })))));
   $("#parts").replaceChildren();
   $("#parts-hint").textContent = "";
-  $("#explain-words").textContent = "Looking at both pictures…";
+  $("#explain-words").textContent = t("explain.looking");
   dialog.setAttribute("aria-busy", "true");
   if (!dialog.open) dialog.showModal();
   dialog.scrollTop = 0;
@@ -82,7 +107,7 @@ export async function explain(query, item) {
     const params = { query: query.id, hit: item.id, features: item.features, by, box: place.box };
     const answer = await ask("explain", { params, signal: mine.signal });
     words(answer);
-    list(answer, painter(answer, sides));
+    list(answer, painter(answer, sides), item.features ?? null);
   } catch (error) {
     if (!mine.signal.aborted) $("#explain-words").textContent = error.message;
   } finally {

@@ -1,24 +1,71 @@
 // A grid of pictures. One of them is current: arrow keys choose it, and letter keys act on it.
 
 import { el, icon } from "./dom.js";
+import { t } from "./i18n.js";
 import { heat, image, paintAttention } from "./picture.js";
 import { marks, overlay } from "./state.js";
 
 const items = new WeakMap();  // card -> item
 const grids = new Set();
+let last = null;  // the card that had the focus last
 
 /** Returns the item of the card that has the focus, or null. */
 export const itemAt = (node) => items.get(node?.closest?.(".card")) ?? null;
 
-function act(card, action) {
-  card.dispatchEvent(new CustomEvent("act", { bubbles: true, detail: { action, item: items.get(card) } }));
+function act(card, action, event = null) {
+  card.dispatchEvent(new CustomEvent("act", { bubbles: true, detail: { action, item: items.get(card), shift: event?.shiftKey ?? false, card } }));
+}
+
+/** Returns the card of an item that is in sight of the user, and the one after it. */
+export function cards(item) {
+  const found = document.querySelectorAll(`.card[data-id="${item.id}"]`);
+  const own = [...found].find((card) => card.contains(document.activeElement)) ?? [...found].find((card) => card.offsetParent !== null);
+  return { own, next: own?.nextElementSibling ?? null };
+}
+
+/** Gives the focus back to the picture that had it before a field was opened, so that keys act on it. */
+export function refocus() {
+  const card = last?.isConnected && last.offsetParent !== null ? last : null;
+  if (card) card.querySelector(".open").focus({ preventScroll: true });
+  else document.activeElement?.blur();
+}
+
+/** Returns the items between two cards of one grid, both included. */
+export function between(from, to) {
+  const all = [...to.parentElement.children], [a, b] = [all.indexOf(from), all.indexOf(to)];
+  return a < 0 || b < 0 ? [] : all.slice(Math.min(a, b), Math.max(a, b) + 1).map((card) => items.get(card));
+}
+
+/** Takes over what is written about pictures now. */
+export function retell(notes) {
+  const now = new Map(notes.map((note) => [note.id, note]));
+  for (const list of [marks.selected.values(), marks.pins]) for (const item of list) Object.assign(item, now.get(item.id));
+  for (const grid of grids) {
+    for (const card of grid.cards) {
+      const item = items.get(card), note = now.get(item.id);
+      if (note) { Object.assign(item, note); tell(card, item); }
+    }
+  }
+}
+
+/** Shows label and tags on a card. */
+function tell(card, item) {
+  const chips = [item.label ? el("span", { class: "chip label", text: item.label }) : null,
+    ...(item.tags ?? []).map((name) => el("span", { class: "chip", text: name }))].filter(Boolean);
+  card.querySelector(".notes").replaceChildren(...chips);
+  card.querySelector(".open").setAttribute("aria-label", t("card", { words: words(item) }));
+}
+
+function words(item) {
+  return [item.path, item.label ? t("label.is", item) : null, item.tags?.length ? t("tags.are", { tags: item.tags.join(", ") }) : null,
+    item.score === undefined ? null : t("score", { score: item.score.toFixed(2) }), item.change?.title].filter(Boolean).join(", ");
 }
 
 function button(card, action, name, ...children) {
   const toggles = action === "pin" || action === "select";
   return el("button", {
     type: "button", class: `do ${action}`, tabindex: "-1", "aria-label": name, title: name,
-    "aria-pressed": toggles ? "false" : undefined, onclick: () => act(card, action),
+    "aria-pressed": toggles ? "false" : undefined, onclick: (event) => act(card, action, event),
   }, ...children);
 }
 
@@ -26,20 +73,23 @@ function makeCard(item, why) {
   const card = el("li", { class: "card", "data-id": item.id });
   items.set(card, item);
   const score = item.score === undefined ? null : item.score.toFixed(2);
-  const words = [item.path, score === null ? null : `score ${score}`, item.change?.title].filter(Boolean).join(", ");
-  const open = { type: "button", class: "open", tabindex: "-1", title: "More like this", onclick: () => act(card, "open") };
-  card.append(
-    el("button", { ...open, "aria-label": `${words}. More like this` },
+  const open = { type: "button", class: "open", tabindex: "-1", title: t("like"), onclick: (event) => act(card, event.shiftKey ? "select" : "open", event) };
+  card.append(...[
+    el("button", open,
       image(item.id, { lazy: true }), heat(),
       item.change ? el("span", { class: `change ${item.change.kind}`, text: item.change.text, title: item.change.title }) : null),
     el("div", { class: "foot" },
       el("span", { class: "name", text: item.name, title: item.path }),
-      score === null ? null : el("span", { class: "score", text: score, title: "1 is the same picture" })),
+      score === null ? null : el("span", { class: "score", text: score, title: t("score.title") })),
+    item.facts ? el("div", { class: "facts quiet", text: item.facts }) : null,
+    el("div", { class: "notes" }),
     el("div", { class: "actions" },
-      why ? button(card, "why", `Why is ${item.name} alike?`, "Why?") : null,
-      button(card, "pin", `Pin ${item.name} to compare`, icon("pin")),
-      button(card, "select", `Select ${item.name}`, icon("check"))),
-  );
+      why ? button(card, "why", t("why.of", item), t("why")) : null,
+      button(card, "info", t("info.of", item), icon("info")),
+      button(card, "pin", t("pin.of", item), icon("pin")),
+      button(card, "select", t("select.of", item), icon("check"))),
+  ].filter(Boolean));
+  tell(card, item);
   return card;
 }
 
@@ -98,6 +148,7 @@ export class Grid {
 
   #current(card) {
     if (!card) return;
+    if (card.contains(document.activeElement)) last = card;
     for (const old of this.list.querySelectorAll('[tabindex="0"]')) old.tabIndex = -1;
     for (const node of card.querySelectorAll("button")) node.tabIndex = 0;
   }
@@ -113,9 +164,12 @@ export class Grid {
     event.preventDefault();
     const wanted = at + steps[event.key];
     const target = event.key === "ArrowDown" ? Math.min(wanted, last) : wanted;
+    if (event.shiftKey && cards[target]) marks.selectAll(between(cards[at], cards[target]));
     cards[target]?.querySelector(".open").focus();
   }
 }
 
-marks.addEventListener("change", () => grids.forEach((grid) => grid.mark()));
+function forget() { for (const grid of grids) if (!grid.list.isConnected) grids.delete(grid); }
+
+marks.addEventListener("change", () => { forget(); grids.forEach((grid) => grid.mark()); });
 overlay.addEventListener("change", () => grids.forEach((grid) => grid.paintSeen()));

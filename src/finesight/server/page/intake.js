@@ -1,12 +1,12 @@
 // Takes photos that people drop, paste or choose.
 
 import { $, $$, show } from "./dom.js";
+import { t } from "./i18n.js";
 
-/** `take(file)` gets one photo; `refuse(words)` says why there is none. */
+/** `take(files)` gets the photos; `refuse(words)` says why there is none. */
 export function begin(take, refuse) {
   const one = (files) => {
-    if (files.length > 1) refuse("Please give one photo at a time.");
-    else if (files.length === 1) take(files[0]);
+    if (files.length) take([...files]);
   };
   const chooser = $("#file");
   for (const button of $$("[data-choose]")) button.addEventListener("click", () => chooser.click());
@@ -26,11 +26,11 @@ export function begin(take, refuse) {
     event.preventDefault();  // otherwise the browser would open the photo in place of this page
     hide();
     if (event.dataTransfer.files.length) one(event.dataTransfer.files);
-    else refuse("Only a file can be dropped. Save the picture first, or copy and paste it.");
+    else refuse(t("only.file"));
   });
   document.addEventListener("paste", (event) => {
     const files = [...(event.clipboardData?.files ?? [])];
     if (files.length) { event.preventDefault(); one(files); }
-    else if (!event.target.closest?.("input, textarea")) refuse("There is no picture in the clipboard.");
+    else if (!event.target.closest?.("input, textarea")) refuse(t("clipboard"));
   });
 }

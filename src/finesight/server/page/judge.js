@@ -1,7 +1,9 @@
 // The judging view: shows a question, sends the answer, and draws how certain the result is.
 
 import { Problem } from "./api.js";
-import { $, $$, el, number, say, show } from "./dom.js";
+import { $, $$, el, say, show } from "./dom.js";
+
+const number = (count) => count.toLocaleString("en");
 
 const KEYS = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "both", ArrowDown: "neither" };
 const picture = (image) => `api/judge/images/${image}`;

@@ -2,19 +2,16 @@
 
 import { ask } from "./api.js";
 import { BoxTool, format, parse } from "./box.js";
-import { $, el, later, pictures, say, show } from "./dom.js";
+import { $, el, later, say, show } from "./dom.js";
+import { filterParams, filtering } from "./filters.js";
 import { Grid } from "./grid.js";
 import { paint } from "./heat.js";
+import { known, pictures, t } from "./i18n.js";
 import { frame } from "./picture.js";
 import * as sides from "./sides.js";
 import { FRESH, go, marks, place } from "./state.js";
 import { clearProblem, first, problem, waiting } from "./status.js";
 
-const SPACES = {
-  average: ["Whole picture", "Every part counts the same"],
-  energy: ["Strongest parts", "Where the network responds most"],
-  rationale: ["Key parts", "What the network has learned to look at"],
-};
 export const hits = new Grid($("#hits"), { why: true });
 export let query = null;  // the query of the last answer, as an item that can be pinned
 let shown = "";  // the parameters of that answer
@@ -23,13 +20,13 @@ let running = null, tool = null, canvas = null, spaces = [];
 
 function options(features = sides.chosen()) {
   const { k, box, diversity, min } = place;
-  return { k, by: sides.byOf(features), features, box, diversity: diversity || "", min_score: min > 0 ? min : "" };
+  return { k, by: sides.byOf(features), features, box, diversity: diversity || "", min_score: min > 0 ? min : "", ...filterParams() };
 }
 
 function bodyOf(file) {
   const body = new FormData();
   for (const [name, value] of Object.entries({ ...options(), box: "" })) if (value !== "") body.append(name, value);
-  body.append("file", file, file.name || "pasted picture");
+  body.append("file", file, file.name || t("pasted"));
   return body;
 }
 
@@ -70,8 +67,8 @@ function busy(wanted, file = null) {
   $("#found").setAttribute("aria-busy", wanted);
   document.body.classList.toggle("looking", wanted);
   if (!wanted) return;
-  if (file || !query) $("#found-title").textContent = "Looking…";
-  say("Looking…");
+  if (file || !query) $("#found-title").textContent = t("looking");
+  say(t("looking"));
 }
 
 function present(answer, after) {
@@ -86,19 +83,19 @@ function present(answer, after) {
   const count = answer.hits.length;
   title();
   $("#none").textContent = place.min > 0
-    ? `No picture scores ${place.min.toFixed(2)} or more. Lower the smallest score.`
-    : "There is no other picture in the index yet.";
+    ? t("none.score", { score: place.min.toFixed(2) })
+    : t(filtering() ? "filter.none" : "none.other");
   show($("#none"), !count);
   chosen(answer.by);
   document.title = `${query.name} · FineSight`;
-  say(count ? `${pictures(count)} found. The best scores ${answer.hits[0].score.toFixed(2)}.` : "Nothing found.");
+  say(count ? t("found.say", { pictures: pictures(count), score: answer.hits[0].score.toFixed(2) }) : t("nothing"));
   if (fresh) window.scrollTo({ top: 0 });
   if (fresh && !inPanel) hits.focus();
 }
 
 function title() {
-  const count = hits.items.length, part = place.box ? "a part of " : "";
-  $("#found-title").textContent = count ? `${pictures(count)} most like ${part}this one` : "No picture is alike enough";
+  const count = hits.items.length;
+  $("#found-title").textContent = count ? t(place.box ? "found.part" : "found", { pictures: pictures(count) }) : t("found.none");
 }
 
 function showQuery(fresh) {
@@ -108,6 +105,7 @@ function showQuery(fresh) {
     $("#query").replaceChildren(made.node);
     tool = new BoxTool(made.node, boxed);
   }
+  if (place.box) unfold(true);
   if (!tool.drag) tool.put(place.box ? parse(place.box) : null);
   paint(canvas, query, query.view, query.mask);
   $("#query-name").textContent = query.name;
@@ -129,17 +127,23 @@ function boxButtons() {
   show($("#box-clear"), there);
   show($("#box-add"), !there);
   $("#box-hint").classList.toggle("free", !there);
-  $("#box-hint").textContent = there
-    ? "Only the part in the box is compared. Drag it, or its corners."
-    : "Or draw a box on the picture: only that part is compared.";
+  $("#box-hint").textContent = t(there ? "part.there" : "part.hint");
 }
 
-export const beginBox = () => tool?.begin();
+/** Begins a box; on a phone the picture has to be large for it. */
+export function beginBox() { unfold(true); tool?.begin(); }
+
+/** Opens or folds the choices, which are folded on a phone so that the hits come first. */
+function unfold(wanted) {
+  $("#panel").classList.toggle("open", wanted);
+  $("#found").classList.toggle("unfolded", wanted);
+  $("#panel-toggle").setAttribute("aria-expanded", wanted);
+}
 
 function markQuery() {
   const there = query !== null && marks.pinned(query.id);
   $("#query-pin").setAttribute("aria-pressed", there);
-  $("#query-pin").textContent = there ? "Pinned" : "Pin";
+  $("#query-pin").textContent = t(there ? "pinned" : "pin");
 }
 
 /** Fills the choice "compare by" with the spaces of the index. */
@@ -149,7 +153,7 @@ export function offer(health) {
   if (found.join() === spaces.join()) return;
   spaces = found;
   $("#by div").replaceChildren(...found.map((space, index) => {
-    const [label, hint] = SPACES[space.split("-")[0]] ?? [space, ""];
+    const key = `by.${space.split("-")[0]}`, [label, hint] = known(key) ? [t(key), t(`${key}.title`)] : [space, ""];
     const choose = () => { go({ by: index ? space : "" }); search(); };
     const input = el("input", { type: "radio", name: "by", value: space, onchange: choose });
     return el("label", { title: hint }, input, el("span", { text: label }));
@@ -171,8 +175,8 @@ function controls() {
 
 function words() {
   const [min, diversity] = [Number($("#min").value), Number($("#diversity").value)];
-  $("#min-out").textContent = min > 0 ? min.toFixed(2) : "any";
-  $("#diversity-out").textContent = diversity > 0 ? diversity.toFixed(1) : "none";
+  $("#min-out").textContent = min > 0 ? min.toFixed(2) : t("min.any");
+  $("#diversity-out").textContent = diversity > 0 ? diversity.toFixed(1) : t("variety.none");
 }
 
 /** Shows what the changed address names. */
@@ -185,7 +189,7 @@ export function arrive() {
 
 function question() {
   const { q, features, by, box, k, min, diversity } = place;
-  return JSON.stringify([q, features, by, box, k, min, diversity]);
+  return JSON.stringify([q, features, by, box, k, min, diversity, filterParams()]);
 }
 
 export function begin() {
@@ -196,6 +200,7 @@ export function begin() {
     search();
   });
   for (const name of ["k", "min", "diversity"]) $(`#${name}`).addEventListener("input", () => { words(); changed(); });
+  $("#panel-toggle").addEventListener("click", () => unfold(!$("#panel").classList.contains("open")));
   $("#box-add").addEventListener("click", beginBox);
   $("#box-clear").addEventListener("click", () => { tool.set(null); $("#box-add").focus(); });
   $("#query-pin").addEventListener("click", (event) => {

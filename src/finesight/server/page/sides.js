@@ -1,7 +1,8 @@
 // Features before and after training: which are searched, and what changed between the two.
 
-import { $, $$, pictures, say, show } from "./dom.js";
+import { $, $$, say, show } from "./dom.js";
 import { Grid } from "./grid.js";
+import { pictures, t } from "./i18n.js";
 import { go, place } from "./state.js";
 
 const later = new Grid($("#after-hits"), { why: true });
@@ -37,7 +38,7 @@ export function offer(now) {
   if (before === null || before === now) return false;
   const grown = place.features && before.features.length !== now.features.length;
   const switched = !place.features && before.default_features !== now.default_features;
-  if (switched) say(`Now searching by the features ${now.default_features} training.`);
+  if (switched) say(t(`features.${now.default_features}`));
   return Boolean(grown) || switched;
 }
 
@@ -63,20 +64,20 @@ function changes(items, others) {
   const stay = new Set(others.map((item) => item.id));
   others.forEach((item, n) => {
     const moved = places.has(item.id) ? places.get(item.id) - n : null;
-    if (moved === null) item.change = { kind: "new", text: "new", title: "not among these before training" };
+    if (moved === null) item.change = { kind: "new", text: t("change.new"), title: t("change.new.title") };
     else if (moved) {
-      const title = `${Math.abs(moved)} ${Math.abs(moved) === 1 ? "place" : "places"} ${moved > 0 ? "up" : "down"}`;
+      const title = t(moved > 0 ? "change.up" : "change.down", { count: Math.abs(moved) });
       item.change = { kind: moved > 0 ? "up" : "down", text: `${moved > 0 ? "▲" : "▼"} ${Math.abs(moved)}`, title };
     }
   });
   for (const item of items) {
-    if (!stay.has(item.id)) item.change = { kind: "gone", text: "gone", title: "no longer among these after training" };
+    if (!stay.has(item.id)) item.change = { kind: "gone", text: t("change.gone"), title: t("change.gone.title") };
   }
   const fresh = others.filter((item) => item.change?.kind === "new").length;
   const moved = others.filter((item) => item.change).length - fresh;
   $("#change-words").textContent = fresh + moved === 0
-    ? "Training changed nothing here: both lists are the same."
-    : `After training, ${fresh} of ${pictures(others.length)} ${fresh === 1 ? "is" : "are"} new, ${moved} moved.`;
+    ? t("change.none")
+    : t("change.words", { count: fresh, pictures: pictures(others.length), moved });
 }
 
 export function begin(search) {

@@ -5,6 +5,7 @@ import { kept } from "./dom.js";
 export const MOST_PINS = 4;
 const START = {
   view: "search", q: "", features: "", by: "", box: "", k: 24, min: 0, diversity: 0, text: "", method: "kmeans", count: "", group: "",
+  folder: "", label: "", tag: "", since: "", until: "", camera: "", mine: "", threshold: 0.98, keep: "largest", color: "folder",
 };
 
 /** The settings in the address bar. */

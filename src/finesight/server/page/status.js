@@ -1,9 +1,9 @@
 // Shows the state of the server: what went wrong, and how far the index is built.
 
 import { ask } from "./api.js";
-import { $, number, pictures, say, show } from "./dom.js";
+import { $, say, show } from "./dom.js";
+import { known, pictures, t } from "./i18n.js";
 
-const PHASES = { listing: "Looking for pictures…", finishing: "Making the search fast…" };
 const BUILDING = 1000, KEPT_UP = 2000, ALONE = 20_000, GONE = 3000;  // milliseconds between two questions
 
 const READY = 10_000;  // milliseconds that the page says the index is ready, unless there is a button to click
@@ -18,7 +18,7 @@ export function problem(error, retry = null) {
   if (error?.status === undefined) console.error(error);
   again = error.passing ? retry : null;
   const ours = error?.status !== undefined;
-  $("#alert-words").textContent = ours ? error.message : "Something went wrong in this page. Load it again.";
+  $("#alert-words").textContent = ours ? error.message : t("broken");
   show($("#alert-retry"), again !== null);
   show($("#alert"));
   $("#alert").classList.remove("mild");
@@ -27,7 +27,7 @@ export function problem(error, retry = null) {
 /** Says in how many seconds a busy server is asked again; 0 when it has answered. */
 export function waiting(seconds) {
   if (!seconds) { clearProblem(); return; }
-  $("#alert-words").textContent = `The server is busy. Asking again in ${Math.ceil(seconds)} s…`;
+  $("#alert-words").textContent = t("busy", { n: Math.ceil(seconds) });
   show($("#alert-retry"), false);
   show($("#alert"));
   $("#alert").classList.add("mild");
@@ -43,7 +43,7 @@ export function watch(changed) {
     try {
       const before = health;
       health = await ask("health");
-      if (gone) { gone = false; if (told) { clearProblem(); say("The server answers again."); } told = null; }
+      if (gone) { gone = false; if (told) { clearProblem(); say(t("answers")); } told = null; }
       present(before);
       changed(health, before);
     } catch (error) {
@@ -68,7 +68,7 @@ export function dismiss() {
 
 function finished() {
   ready = true;
-  say(`The index is ready: ${pictures(health.items)}.`);
+  say(t("ready", { pictures: pictures(health.items) }));
   setTimeout(() => { if ($("#building-again").hidden) dismiss(); }, READY);
 }
 
@@ -87,16 +87,16 @@ function present(before) {
   if (building) {
     const counted = progress.phase === "embedding" && progress.total > 0;
     $("#building-words").textContent = counted
-      ? `Adding pictures: ${number(progress.done)} of ${number(progress.total)}.`
-      : PHASES[progress.phase] ?? "Building the index…";
+      ? t("building.counted", progress)
+      : t(known(`building.${progress.phase}`) ? `building.${progress.phase}` : "building.other");
     if (counted) { $("#building-bar").max = progress.total; $("#building-bar").value = progress.done; }
     else $("#building-bar").removeAttribute("value");
   } else if (health.problem) {
     $("#building-words").textContent = health.problem;
   } else if (ready) {
-    $("#building-words").textContent = `The index is ready: ${pictures(health.items)}.`;
+    $("#building-words").textContent = t("ready", { pictures: pictures(health.items) });
   }
   const { method, resolution, pooling } = health.encoder;
   const network = `${method}, ${pooling}, ${resolution} px`;
-  $("#about").textContent = `FineSight ${health.version} · ${pictures(health.items)} · ${network}`;
+  $("#about").textContent = t("about", { version: health.version, pictures: pictures(health.items), network });
 }

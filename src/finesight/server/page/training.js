@@ -1,31 +1,34 @@
 // Shows the training in the background, and whether it helped.
 
 import { ask } from "./api.js";
-import { $, kept, number, say, show } from "./dom.js";
+import { $, kept, say, show } from "./dom.js";
+import { known, language, t } from "./i18n.js";
 import { health, problem, refresh } from "./status.js";
 
-const CAN_GO = { failed: "Try again", stopped: "Continue training", done: "Train on the new pictures" };
 let said = "";
 
 function timeLeft(seconds) {
   if (seconds === null || seconds === undefined) return "";
-  if (seconds < 50) return "less than a minute left";
+  if (seconds < 50) return t("left.seconds");
   const minutes = Math.round(seconds / 60);
-  if (minutes < 90) return `about ${minutes <= 1 ? "a minute" : `${minutes} minutes`} left`;
-  return `about ${Math.round(minutes / 60)} hours left`;
+  if (minutes < 90) return minutes <= 1 ? t("left.minute") : t("left.minutes", { n: minutes });
+  return t("left.hours", { n: Math.round(minutes / 60) });
 }
+
+/** Returns what the server says in English; in another language what that state is called. */
+const inWords = (state, words) => (language === "en" || !known(`state.${state}`) ? words : t(`state.${state}`));
 
 function running({ words, step, total, seconds_left: left }) {
   const percent = total ? `${Math.floor((100 * step) / total)} %` : "";
   bar(total ? step : null, total);
-  return [words, [percent, timeLeft(left)].filter(Boolean).join(", ")];
+  return [inWords("running", words), [percent, timeLeft(left)].filter(Boolean).join(", ")];
 }
 
 function indexing({ words }) {
   const { progress } = health;
   const counted = progress?.phase === "embedding" && progress.total > 0;
   bar(counted ? progress.done : null, progress?.total ?? 0);
-  return [words, counted ? `${number(progress.done)} of ${number(progress.total)} pictures` : ""];
+  return [inWords("indexing", words), counted ? t("training.added", progress) : ""];
 }
 
 function bar(value, max) {
@@ -36,8 +39,10 @@ function bar(value, max) {
 
 /** Returns the words of an ended training: the verdict, or that there are new pictures. */
 function ended({ state, words, new_images: fresh }) {
-  const more = fresh ? `${number(fresh)} ${fresh === 1 ? "picture is" : "pictures are"} new since then.` : "";
-  return [state === "done" ? health.verdict?.words || words : words, more];
+  const more = fresh ? t("training.new", { count: fresh }) : "";
+  const { verdict } = health;
+  const told = verdict && inWords(`verdict.${verdict.verdict.replace(" ", "-")}.${verdict.kept}`, verdict.words);
+  return [state === "done" && told ? told : inWords(state, words), more];
 }
 
 /** Shows what the health says of the training. */
@@ -57,7 +62,7 @@ export function present() {
   show($("#training-judge"), !busy && both && verdict?.verdict === "cannot tell");
   show($("#training-both"), !busy && both);
   show($("#training-go"), training.can_start);
-  $("#training-go").textContent = CAN_GO[training.state] ?? "Train";
+  $("#training-go").textContent = t(known(`training.${training.state}`) ? `training.${training.state}` : "training.go");
   show($("#training-close"), !busy);
   if (!busy && said !== words) { if (said) say(words); said = words; }
 }

@@ -1,0 +1,141 @@
+"""Connect to a Ray cluster, and look whether its machines can do the work: each mistake is one sentence, and soon."""
+
+from __future__ import annotations
+
+import logging
+import os
+import re
+import socket
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from finesight import __version__
+from finesight.data.places import address
+from finesight.errors import FineSightError
+
+ADDRESS = re.compile(r"^(?:ray://)?(?P<host>[^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})$")
+PATIENCE = 10.0  # seconds until a machine that does not answer is taken for gone
+CLIENT_PATIENCE = {"RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "5", "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "5"}
+SETTINGS = 4  # the number of a frame of HTTP/2
+LOOK_SECONDS = 60.0  # until all machines have been looked at; what is busy longer is not waited for
+SAMPLE = 4  # images that every machine must see one of
+
+
+@contextmanager
+def connected(cluster: str) -> Iterator[Any]:
+    """Yield Ray, connected to a cluster ("ray://HOST:10001", "HOST:6379", "auto") or to one made here ("local").
+
+    Raises FineSightError if Ray is not installed or the cluster does not answer.
+    """
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
+    for name, value in CLIENT_PATIENCE.items():
+        os.environ.setdefault(name, value)
+    try:
+        import ray
+        import ray.data
+    except ImportError as error:
+        raise FineSightError(f"--cluster needs Ray ({error}): pip install 'finesight[ray]'.") from error
+    if ray.is_initialized():
+        yield ray
+        return
+    _require_answer(cluster)
+    own: dict[str, Any] = {"include_dashboard": False} if cluster == "local" else {}
+    try:
+        ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR, **own)
+    except Exception as error:  # ConnectionError, ValueError, RuntimeError: by where it fails
+        raise FineSightError(f"The Ray cluster {cluster} cannot be used: {first_line(error)}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+def _require_answer(cluster: str) -> None:
+    """Raise FineSightError if nobody listens there: Ray itself would try for minutes."""
+    if cluster in ("local", "auto"):
+        return
+    found = ADDRESS.match(cluster)
+    if found is None or not 0 < int(found["port"]) < 65536:
+        raise FineSightError(f"--cluster takes ray://HOST:10001, HOST:6379, auto or local, not {cluster!r}.")
+    try:
+        with socket.create_connection((found["host"].strip("[]"), int(found["port"])), timeout=PATIENCE) as connection:
+            if os.environ.get("RAY_USE_TLS", "0") == "0" and not _speaks_http2(connection):
+                raise FineSightError(f"The Ray cluster {cluster} cannot be used: what answers there is not Ray.")
+    except OSError as error:
+        reason = error.strerror or str(error) or type(error).__name__
+        raise FineSightError(f"The Ray cluster {cluster} cannot be reached: {reason.lower()}.") from None
+
+
+def _speaks_http2(connection: socket.socket) -> bool:
+    """Return whether a server greets with its settings as those of HTTP/2 do: each of Ray's ports is one (gRPC)."""
+    settings = bytes((0, 0, 0, SETTINGS, 0, 0, 0, 0, 0))
+    try:
+        connection.sendall(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + settings)
+        return connection.recv(4, socket.MSG_WAITALL)[3:] == bytes((SETTINGS,))
+    except (TimeoutError, ConnectionError):
+        return False
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error says, without traces."""
+    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+
+
+def require_able(ray: Any, files: Sequence[str]) -> None:
+    """Raise FineSightError unless every machine that computes has this FineSight, and sees some of the images."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    step = max(len(files) // SAMPLE, 1)
+    sample = [os.fsencode(file) for file in files[::step][:SAMPLE]]
+    look = ray.remote(num_cpus=0, max_retries=0)(_looker())
+    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
+    asked = {
+        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(sample): (
+            node["NodeManagerAddress"]
+        )
+        for node in nodes
+    }
+    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS) if asked else ([], [])
+    for answer in answered:
+        try:
+            version, missing, unseen = ray.get(answer)
+        except ray.exceptions.RayError:  # it was lost meanwhile: others do its work
+            continue
+        machine = f"The machine {asked[answer]} of the cluster"
+        if missing:
+            raise FineSightError(f"{machine} has no FineSight ({missing}): pip install 'finesight[ray]' there.")
+        if version != __version__:
+            raise FineSightError(
+                f"{machine} has FineSight {version}, and this one has {__version__}: install the same."
+            )
+        if unseen:
+            raise FineSightError(
+                f"{machine} does not see the images, as {address(os.fsdecode(sample[-1]))} ({unseen}): they must lie "
+                "there under the same path, or behind an address as s3:// that it has access to."
+            )
+
+
+def _looker() -> Callable[[list[bytes]], tuple[str, str, str]]:
+    """Return a function that is sent as it is: one of a module would be looked for in the FineSight over there."""
+
+    def look(sample: list[bytes]) -> tuple[str, str, str]:
+        """Return the version here, what is missing, and why none of the images is seen."""
+        import os
+
+        try:
+            import finesight
+            from finesight.data.places import stamp
+            from finesight.errors import FineSightError, SkipImage
+        except ImportError as error:
+            return "", str(error), ""
+        unseen = ""
+        for name in sample:
+            try:
+                stamp(os.fsdecode(name))
+                return finesight.__version__, "", ""
+            except (SkipImage, FineSightError) as error:
+                unseen = str(error)
+        return finesight.__version__, "", unseen
+
+    return look

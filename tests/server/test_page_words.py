@@ -1,0 +1,110 @@
+"""The words of the page: every language has every key, and the page shows no word that is not in its table."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+from browsing import Tab, opened
+from playwright.sync_api import Browser, expect
+
+import finesight.server
+
+pytestmark = pytest.mark.slow
+
+PAGE = Path(finesight.server.__file__).parent / "page"
+ENTRY = re.compile(r'"((?:[^"\\]|\\.)+)":\s*"((?:[^"\\]|\\.)*)"')
+VALUE = re.compile(r"\{\w+\}")
+USED = re.compile(r"\bt\(\"([^\"]+)\"|data-t(?:-\w+)?=\"([^\"]+)\"")
+PLURALS = (".one", ".other")
+
+
+def table(language: str) -> dict[str, str]:
+    found = ENTRY.findall((PAGE / f"words-{language}.js").read_text())
+    assert len(found) == len(dict(found)), [key for key, _ in found if [k for k, _ in found].count(key) > 1]
+    return {json.loads(f'"{key}"'): json.loads(f'"{text}"') for key, text in found}
+
+
+def test_every_language_has_every_key_and_value() -> None:
+    english, german = table("en"), table("de")
+    assert set(english) == set(german)
+    for key, text in english.items():
+        if key.endswith(".one"):
+            continue  # it may say the number in a word
+        assert set(VALUE.findall(text)) == set(VALUE.findall(german[key])), key
+
+
+def test_every_key_that_is_used_is_there() -> None:
+    english = table("en")
+    for file in [*PAGE.glob("*.js"), PAGE / "index.html"]:
+        for key in {one or two for one, two in USED.findall(file.read_text())}:
+            assert key in english or all(key + form in english for form in PLURALS), (file.name, key)
+
+
+def test_the_page_as_it_is_sent_has_the_english_words() -> None:
+    english = table("en")
+    for key, text in re.findall(r'data-t="([^"]+)"[^>]*>([^<]*)<', (PAGE / "index.html").read_text()):
+        assert " ".join(text.split()) == english[key], key
+
+
+SHOWN = """() => {
+    const texts = [];
+    const walk = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    while (walk.nextNode()) texts.push(walk.currentNode.textContent.trim());
+    for (const node of document.querySelectorAll("*"))
+        for (const name of ["aria-label", "title", "placeholder", "alt"])
+            if (node.getAttribute(name)) texts.push(node.getAttribute(name));
+    return texts.filter((text) => text);
+}"""
+
+
+def test_german(browser: Browser, page_server: str) -> None:
+    """No text of the English table is left, unless both languages have the same."""
+    english, german = table("en"), table("de")
+    only_english = {text for text in english.values() if len(text) > 1} - set(german.values())  # E is a key, too
+    with opened(browser, page_server, locale="de-DE") as tab:
+        page = tab.go()
+        expect(page.locator("h1").first).to_have_text(german["welcome"])
+        expect(page.locator("#count")).to_have_text("40 Bilder")
+        page.locator("#samples .open").first.click()
+        tab.searched()
+        page.locator("#hits .why").first.click()
+        page.wait_for_selector("#parts .part")
+        left = set(page.evaluate(SHOWN)) & only_english
+        assert not left
+        assert page.locator("html").get_attribute("lang") == "de"
+        for address, wait in (
+            ("browse", "#all .card"),
+            ("groups&count=3", ".group"),
+            ("copies&threshold=0.9", ".copies"),
+        ):
+            tab.go(f"?view={address}").wait_for_selector(wait)
+            left = set(page.evaluate(SHOWN)) & only_english
+            assert not left, address
+    with opened(browser, page_server, locale="fr-FR") as tab:  # there is none: English
+        expect(tab.go().locator("h1").first).to_have_text(english["welcome"])
+        expect(tab.go("?lang=de").locator("h1").first).to_have_text(german["welcome"])
+        expect(tab.go().locator("h1").first).to_have_text(german["welcome"])  # remembered
+
+
+def test_on_a_phone_the_hits_come_first(browser: Browser, page_server: str, bird: bytes) -> None:
+    options = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True}
+    with opened(browser, page_server, **options) as tab:
+        page = tab.go()
+        tab.give(bird)
+        area = tab.searched().first.locator(".open").bounding_box()
+        assert area is not None
+        assert area["y"] + area["height"] <= 780
+        expect(page.locator("#overlay-on")).to_be_hidden()
+        page.get_by_role("button", name="Choices").click()
+        expect(page.locator("#overlay-on")).to_be_visible()
+        expect(page.get_by_role("button", name="Choices")).to_have_attribute("aria-expanded", "true")
+
+
+def test_pictures_are_sorted_as_people_do(tab: Tab) -> None:
+    page = tab.go("?view=browse")
+    page.wait_for_selector("#all .card")
+    first = [title or "" for title in (node.get_attribute("title") for node in page.locator("#all .name").all())]
+    assert first == sorted(first, key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", path)])
