@@ -119,7 +119,7 @@ def main() -> None:
     parser.add_argument("--photos", type=Path, help="a folder where the photos are drawn once, and kept")
     parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args()
-    backbone, count, rounds = ("resnet18", 8, 1) if options.quick else ("resnet50", options.images, options.rounds)
+    backbone, count, rounds = ("resnet18", 4, 1) if options.quick else ("resnet50", options.images, options.rounds)
     cores, rows = available_cores(), []
     with tempfile.TemporaryDirectory() as scratch:
         for photos, size in PHOTOS.items():

@@ -41,6 +41,7 @@ from finesight.nn.backbone_config import BackboneConfig
 from finesight.paper.machine import record_measurement
 
 ROWS = (("resnet50", 224), ("resnet50", 128), ("resnet18", 112), ("mobilenetv3_small_100", 224))
+QUICK = ROWS[2:]  # the small networks
 BATCH = 32
 Way = Callable[[Tensor], Tensor]
 
@@ -199,7 +200,7 @@ def table(rows: list[dict[str, Any]]) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="two rounds of few images")
+    parser.add_argument("--quick", action="store_true", help="two rounds of few images, small networks only")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--images", type=int, default=64)
     parser.add_argument("--threads", type=int, default=available_cores())
@@ -217,7 +218,7 @@ def main() -> None:
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         os.environ["FINESIGHT_CACHE"] = folder  # the trial is made here and now
-        for name, resolution in ROWS:
+        for name, resolution in QUICK if options.quick else ROWS:
             if options.rows and name not in options.rows.split(","):
                 continue
             rows.append(measure(name, resolution, rounds, images, options.compile, options.before, Path(folder)))

@@ -137,22 +137,32 @@ STEPS = {
 }
 
 
-def run_step(name: str, folder: Path, work: Path) -> None:
-    """Measure one step and print the result as JSON, in a process of its own."""
+def run_step(name: str, folder: Path, work: Path) -> dict[str, float]:
+    """Measure one step in this process."""
     torch.set_num_threads(1)
     job = STEPS[name](folder, work)
     Meter()  # forgets the peak so far
     before, began, clock = memory("VmRSS"), time.process_time(), time.perf_counter()
     job()
     seconds, wall = time.process_time() - began, time.perf_counter() - clock
-    print(json.dumps({"seconds": round(seconds, 3), "wall": round(wall, 3), "mb": round(memory("VmHWM") - before, 1)}))
+    return {"seconds": round(seconds, 3), "wall": round(wall, 3), "mb": round(memory("VmHWM") - before, 1)}
+
+
+def run_apart(name: str, folder: Path, work: Path) -> dict[str, float]:
+    """Measure one step in a process of its own, so that it has its own peak of memory."""
+    command = [sys.executable, __file__, "--step", name, "--folder", str(folder), "--work", str(work)]
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
+    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return found
 
 
 def memory(name: str) -> float:
     return float(system_fact("self/status", name).split()[0]) / 1024
 
 
-def measure(base: int, factors: tuple[int, ...]) -> list[dict[str, Any]]:
+def measure(
+    base: int, factors: tuple[int, ...], run: Callable[[str, Path, Path], dict[str, float]]
+) -> list[dict[str, Any]]:
     rows = []
     for factor in factors:
         with tempfile.TemporaryDirectory() as scratch:
@@ -160,10 +170,7 @@ def measure(base: int, factors: tuple[int, ...]) -> list[dict[str, Any]]:
             work.mkdir()
             draw(folder, base * factor)
             for name in STEPS:
-                command = [sys.executable, __file__, "--step", name, "--folder", str(folder), "--work", str(work)]
-                done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True)
-                found = json.loads(done.stdout.splitlines()[-1])
-                rows.append({"step": name, "images": base * factor, **found})
+                rows.append({"step": name, "images": base * factor, **run(name, folder, work)})
                 print(rows[-1], flush=True)
     return rows
 
@@ -201,7 +208,7 @@ def plot(result: dict[str, Any], file: Path) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one size, of few images")
+    parser.add_argument("--quick", action="store_true", help="one size, of few images, in one process")
     parser.add_argument("--base", type=int, default=500, help="images at factor 1")
     parser.add_argument("--show", type=Path, help="measure nothing: use this result")
     parser.add_argument("--plot", type=Path, help="where the plot goes")
@@ -211,11 +218,12 @@ def main() -> None:
     parser.add_argument("--work", type=Path, help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.step:
-        return run_step(options.step, options.folder, options.work)
+        print(json.dumps(run_step(options.step, options.folder, options.work)))
+        return
     if options.show:
         result = json.loads(options.show.read_text())
     else:
-        rows = measure(*((100, FACTORS[:1]) if options.quick else (options.base, FACTORS)))
+        rows = measure(100, FACTORS[:1], run_step) if options.quick else measure(options.base, FACTORS, run_apart)
         result = {"threads": 1, "rows": rows, "exponent": exponents(rows)}
         print(record_measurement(result, options.out))
     if options.plot:

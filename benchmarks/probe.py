@@ -147,7 +147,7 @@ def measure(data: Data, rounds: int, only: set[str]) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="one round of a quarter of the images and classes")
+    parser.add_argument("--quick", action="store_true", help="one round of few images and classes")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument(
@@ -157,7 +157,7 @@ def main() -> None:
     parser.add_argument("-o", "--out", type=Path)
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    size = (1500, 1500, 50, 2048) if options.quick else (5994, 5794, 200, 2048)
+    size = (400, 400, 20, 512) if options.quick else (5994, 5794, 200, 2048)
     data = dict(np.load(options.features)) if options.features else draw_features(*size)
     rounds, kind = 1 if options.quick else options.rounds, "given" if options.features else "drawn"
     only = {"finesight", *options.only.split(",")} if options.only else set()

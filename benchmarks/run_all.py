@@ -1,8 +1,9 @@
 """Run every speed benchmark, one after another, and leave the results in results/speed.
 
 make bench                                                       # what needs no data
-make bench BENCH="--cub CUB_200_2011 --weights RESNET50"          # and whole jobs
-make bench BENCH=--quick                                         # a few minutes: do they run
+make bench BENCH="--before ../before --rounds 3"                 # beside an older commit, fewer rounds
+make bench BENCH="--cub CUB_200_2011 --weights RESNET50"         # and whole jobs
+make bench BENCH=--quick                                         # two minutes: do they run
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 SCRIPTS: dict[str, list[str]] = {
-    "embedding": ["--compile"],
+    "embedding": [],
     "decoding": [],
     "views": [],
     "step": [],
@@ -30,17 +31,24 @@ def main() -> None:
     parser.add_argument("--only", help="names of benchmarks, with commas")
     parser.add_argument("--cub", type=Path, help="the folder CUB_200_2011, for whole jobs")
     parser.add_argument("--weights", type=Path, help="an ImageNet ResNet-50 with caffe strides, for whole jobs")
+    parser.add_argument("--before", type=Path, help="a checkout of an older commit, for embedding and step")
+    parser.add_argument("--rounds", type=int, help="in place of each benchmark's own number (growth has none)")
+    parser.add_argument("--to", type=Path, default=Path("results/speed"), help="the folder of the results")
     options = parser.parse_args()
-    scripts = dict(SCRIPTS)
+    scripts = {name: list(words) for name, words in SCRIPTS.items()}
     if options.cub and options.weights:
         scripts["jobs"] = ["--cub", str(options.cub), "--weights", str(options.weights)]
+    for name in ("embedding", "step") if options.before else ():
+        scripts[name] += ["--before", str(options.before)]
+    for name in scripts if options.rounds else ():
+        scripts[name] += ["--rounds", str(options.rounds)] if name != "growth" else []
     names = options.only.split(",") if options.only else list(scripts)
     if unknown := set(names) - set(scripts):
         parser.error(f"unknown: {', '.join(sorted(unknown))}; there are {', '.join(scripts)}")
     failed = []
     for name in names:
         print(f"== {name}", flush=True)
-        words = ["--quick"] if options.quick else ["-o", f"results/speed/{name}.json"]
+        words = ["--quick"] if options.quick else ["-o", str(options.to / f"{name}.json")]
         own = [] if options.quick and name != "jobs" else scripts[name]
         began = time.monotonic()
         done = subprocess.run([sys.executable, str(HERE / f"{name}.py"), *own, *words], cwd=HERE.parent)

@@ -1,6 +1,6 @@
 """How fast a large gallery is searched through the HTTP API, and what an index costs to build.
 
-    python benchmarks/search.py --parts faiss,milvus,milvus-server,memory,embedding -o results/search
+    python benchmarks/search.py --parts faiss,milvus,milvus-server,compare,memory,embedding -o results/search
 
 faiss, milvus, milvus-server
                 an index of that kind (a folder, a Milvus Lite file, a standalone Milvus server of the package
@@ -9,6 +9,8 @@ faiss, milvus, milvus-server
                 /api/search?query=ITEM``, over connections that stay open: one client after the other, then
                 ``--clients`` at a time. The time of a query is what the client waits; nothing is embedded. Recall is
                 that of the API's ten hits against a scan of all vectors by NumPy.
+compare         a folder and a standalone Milvus server of the same vectors, both served at the same time and asked in
+                turns, each query by both: whatever else the machine does falls on both alike.
 memory          the peak of memory that the writer of an index takes for a quarter of the rows and for all, and that
                 ``update_index`` takes for 300 and for 1,200 pictures. Pages of files that are mapped do not count: the
                 system takes them back when it likes.
@@ -31,7 +33,7 @@ import threading
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +49,7 @@ from finesight.search.image_files import path_id
 DIMENSION, CENTERS, BATCH, SPACE = 2048, 2000, 1000, "average"
 SERVE = "import typer; from finesight.cli.serve import serve; typer.run(serve)"
 LEAST_TRUE = 1e-6  # scores that differ by less are equal
+TURN = 20  # queries that many clients put to one server before the next one's turn
 SHARES = {"p50": 50, "p95": 95, "p99": 99, "max": 100}
 
 
@@ -197,34 +200,67 @@ def memory(rows: int) -> dict[str, Any]:
 # --- through the API --------------------------------------------------------------------------------------------------
 
 
-def served(where: str, rows: int, queries: int, clients: int) -> dict[str, Any]:
-    """Starts the server on an index and asks it."""
-    began = time.perf_counter()
+@contextmanager
+def serving(where: str) -> Iterator[tuple[str, int]]:
+    """``finesight serve`` on an index. -> its address, and its process"""
     command = [sys.executable, "-c", SERVE, where, "--port", "0"]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True) as process:
         try:
             assert process.stdout is not None
-            address = process.stdout.readline().split()[-1].rstrip("/")
-            started = time.perf_counter() - began
-            asked = np.random.default_rng(1).choice(rows, queries, replace=False).tolist()
-            ask(address, asked[:20])  # what is read from disk once
-            spent = processor_seconds(process.pid)
-            alone, hits = ask(address, asked)
-            spent = processor_seconds(process.pid) - spent
-            with ThreadPoolExecutor(clients) as pool:
-                parts = list(pool.map(lambda n: ask(address, asked[n::clients])[0], range(clients)))
-            own = own_memory(process.pid)
+            yield process.stdout.readline().split()[-1].rstrip("/"), process.pid
         finally:
             process.terminate()
+
+
+def served(where: str, rows: int, queries: int, clients: int) -> dict[str, Any]:
+    """Starts the server on an index and asks it."""
+    began = time.perf_counter()
+    with serving(where) as (address, process):
+        started = time.perf_counter() - began
+        found = asked_in_turns({where: (address, process)}, rows, queries, clients)[where]
+    return {"start_seconds": started, **found}
+
+
+def asked_in_turns(
+    servers: dict[str, tuple[str, int]], rows: int, queries: int, clients: int
+) -> dict[str, dict[str, Any]]:
+    """Asks servers of the same gallery the same queries, each of them in turn: first by one client, then by many."""
+    asked = np.random.default_rng(1).choice(rows, queries, replace=False).tolist()
+    alone: dict[str, dict[str, list[float]]] = {name: {"wait": [], "search": []} for name in servers}
+    many: dict[str, list[float]] = {name: [] for name in servers}
+    scores: dict[str, list[list[float]]] = {name: [] for name in servers}
+    spent = dict.fromkeys(servers, 0.0)
+    for address, _ in servers.values():
+        ask(address, asked[:20])  # what is read from disk once
+    with ExitStack() as stack:
+        web = {
+            name: stack.enter_context(httpx.Client(base_url=address, timeout=120))
+            for name, (address, _) in servers.items()
+        }
+        for turn, number in enumerate(asked):
+            for name in sorted(servers, reverse=bool(turn % 2)):
+                before = processor_seconds(servers[name][1])
+                wait, search, hits = ask_one(web[name], number)
+                spent[name] += processor_seconds(servers[name][1]) - before
+                alone[name]["wait"].append(wait)
+                alone[name]["search"].append(search)
+                scores[name].append(hits)
+    for start in range(0, queries, TURN):
+        part = asked[start : start + TURN]
+        for name, (address, _) in servers.items():
+            with ThreadPoolExecutor(clients) as pool:
+                for one in pool.map(lambda n, to=address, ids=part: ask(to, ids[n::clients]), range(clients)):
+                    many[name] += one
     return {
-        "start_seconds": started,
-        "one_client_ms": spread(alone["wait"]),
-        "one_client_search_ms": spread(alone["search"]),
-        "server_processor_ms": 1000 * spent / queries,
-        f"{clients}_clients_ms": spread([one for part in parts for one in part["wait"]]),
-        "server_bytes": own,
-        "asked": asked,
-        "hits": hits,
+        name: {
+            "one_client_ms": spread(alone[name]["wait"]),
+            "one_client_search_ms": spread(alone[name]["search"]),
+            "server_processor_ms": 1000 * spent[name] / queries,
+            f"{clients}_clients_ms": spread(many[name]),
+            "server_bytes": own_memory(process),
+            "recall_at_10": recall(rows, asked, scores[name]),
+        }
+        for name, (_, process) in servers.items()
     }
 
 
@@ -234,19 +270,19 @@ def processor_seconds(process: int) -> float:
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def ask(address: str, numbers: list[int]) -> tuple[dict[str, list[float]], list[list[float]]]:
-    """Milliseconds the client waits and the search takes, and the scores of each query's hits."""
-    took: dict[str, list[float]] = {"wait": [], "search": []}
-    scores = []
+def ask(address: str, numbers: list[int]) -> list[float]:
+    """Milliseconds the client waits for each."""
     with httpx.Client(base_url=address, timeout=120) as client:
-        for number in numbers:
-            began = time.perf_counter()
-            answer = client.get("/api/search", params={"query": str(item(number).id), "k": 24})
-            took["wait"].append(1000 * (time.perf_counter() - began))
-            found = answer.raise_for_status().json()
-            took["search"].append(found["took"]["search_ms"])
-            scores.append([hit["score"] for hit in found["hits"]])
-    return took, scores
+        return [ask_one(client, number)[0] for number in numbers]
+
+
+def ask_one(client: httpx.Client, number: int) -> tuple[float, float, list[float]]:
+    """Milliseconds the client waits and the search takes, and the scores of the hits."""
+    began = time.perf_counter()
+    answer = client.get("/api/search", params={"query": str(item(number).id), "k": 24})
+    wait = 1000 * (time.perf_counter() - began)
+    found = answer.raise_for_status().json()
+    return wait, found["took"]["search_ms"], [hit["score"] for hit in found["hits"]]
 
 
 def spread(values: list[float]) -> dict[str, float]:
@@ -277,20 +313,42 @@ def milvus_server(folder: Path) -> Iterator[tuple[str, int]]:
     try:
         yield f"milvus://127.0.0.1:{server.listen_port}", server.server_proc.pid
     finally:
-        server.stop()
+        with suppress(subprocess.TimeoutExpired):  # it was killed, and a busy machine takes its time
+            server.stop()
 
 
 def searching_server(rows: int, queries: int, clients: int) -> dict[str, Any]:
     """As ``searching``, with the memory and the disk that the server takes."""
     with tempfile.TemporaryDirectory() as scratch, milvus_server(Path(scratch) / "milvus") as (address, process):
-        where, run = f"{address}/gallery", encoder(Path(scratch) / "run")
-        program = folder_bytes(Path(scratch) / "milvus")
-        built = in_child("build", where=where, run=str(run), rows=rows, finish=True)
-        built["disk_bytes"] = folder_bytes(Path(scratch) / "milvus") - program
-        built["milvus_bytes"] = own_memory(process)
-        found = served(where, rows, queries, clients)
+        built = build_in_server(Path(scratch), address, process, rows)
+        found = served(f"{address}/gallery", rows, queries, clients)
         found["milvus_bytes"] = own_memory(process)
-    found["recall_at_10"] = recall(rows, found.pop("asked"), found.pop("hits"))
+    return {"rows": rows, "dimension": DIMENSION, "queries": queries, "build": built, "search": found}
+
+
+def build_in_server(folder: Path, address: str, process: int, rows: int) -> dict[str, Any]:
+    """The gallery in a Milvus server whose data are in ``folder``, unless it is there already."""
+    facts = folder / "build-milvus.json"
+    if not facts.exists():
+        program, run = folder_bytes(folder / "milvus"), encoder(folder / "run")
+        built = in_child("build", where=f"{address}/gallery", run=str(run), rows=rows, finish=True)
+        built["disk_bytes"] = folder_bytes(folder / "milvus") - program
+        built["milvus_bytes"] = own_memory(process)
+        facts.write_text(json.dumps(built))
+    return dict(json.loads(facts.read_text()))
+
+
+def comparing(rows: int, queries: int, clients: int, keep: Path | None) -> dict[str, Any]:
+    """A folder and a Milvus server of the same gallery, asked in turns."""
+    with ExitStack() as stack:
+        folder = keep / f"compare-{rows}" if keep else Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        built = {"faiss": build_folder(folder, "index", rows)}
+        address, process = stack.enter_context(milvus_server(folder / "milvus"))
+        built["milvus"] = build_in_server(folder, address, process, rows)
+        places = {"faiss": str(folder / "index"), "milvus": f"{address}/gallery"}
+        servers = {name: stack.enter_context(serving(where)) for name, where in places.items()}
+        found = asked_in_turns(servers, rows, queries, clients)
+        found["milvus"]["milvus_bytes"] = own_memory(process)
     return {"rows": rows, "dimension": DIMENSION, "queries": queries, "build": built, "search": found}
 
 
@@ -302,14 +360,19 @@ def searching(kind: str, rows: int, queries: int, clients: int, keep: Path | Non
     """With ``keep`` the index stays there, and one that is there already is only asked."""
     with tempfile.TemporaryDirectory() as scratch:
         folder = Path(scratch) if keep is None else keep / f"{kind}-{rows}"
-        where, facts = str(folder / ("index" if kind == "faiss" else "index.db")), folder / "build.json"
-        if not facts.exists():
-            run = encoder(folder / "run")
-            facts.write_text(json.dumps(in_child("build", where=where, run=str(run), rows=rows, finish=True)))
-        built = json.loads(facts.read_text())
-        found = served(where, rows, queries, clients)
-    found["recall_at_10"] = recall(rows, found.pop("asked"), found.pop("hits"))
+        name = "index" if kind == "faiss" else "index.db"
+        built = build_folder(folder, name, rows)
+        found = served(str(folder / name), rows, queries, clients)
     return {"rows": rows, "dimension": DIMENSION, "queries": queries, "build": built, "search": found}
+
+
+def build_folder(folder: Path, name: str, rows: int) -> dict[str, Any]:
+    """The gallery in an index of this machine, unless it is there already."""
+    facts = folder / "build.json"
+    if not facts.exists():
+        run = encoder(folder / "run")
+        facts.write_text(json.dumps(in_child("build", where=str(folder / name), run=str(run), rows=rows, finish=True)))
+    return dict(json.loads(facts.read_text()))
 
 
 # --- embedding --------------------------------------------------------------------------------------------------------
@@ -370,7 +433,7 @@ def embedding(rounds: int, threads: int) -> dict[str, Any]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="faiss,milvus,milvus-server,memory,embedding")
+    parser.add_argument("--parts", default="faiss,milvus,milvus-server,compare,memory,embedding")
     parser.add_argument("--rows", type=int, default=100_000)
     parser.add_argument("--milvus-rows", type=int, default=0, help="by default as --rows")
     parser.add_argument("--queries", type=int, default=300)
@@ -391,6 +454,8 @@ def main() -> None:
             found = memory(rows)
         elif part == "embedding":
             found = embedding(options.rounds, options.threads)
+        elif part == "compare":
+            found = comparing(rows, options.queries, options.clients, options.keep)
         elif part == "milvus-server":
             found = searching_server(rows, options.queries, options.clients)
         else:
@@ -402,10 +467,10 @@ def write(part: str, found: dict[str, Any], load: float, options: argparse.Names
     from finesight.paper.machine import record_measurement
 
     words = {"faiss": ("rows", "queries", "clients"), "memory": ("rows",), "embedding": ("rounds", "threads")}
-    words["milvus-server"] = words["faiss"]
+    words["milvus-server"] = words["compare"] = words["faiss"]
     words["milvus"] = ("milvus_rows", "queries", "clients")
     given = "".join(f" --{name.replace('_', '-')} {getattr(options, name)}" for name in words[part])
-    if options.keep is not None and part in ("faiss", "milvus"):
+    if options.keep is not None and part in ("faiss", "milvus", "compare"):
         given += " --keep FOLDER"  # built and asked in two runs
     result = {
         "command": f"python benchmarks/search.py --parts {part}{given}",

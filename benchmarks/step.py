@@ -214,7 +214,7 @@ def measure(ways: list[str], row: tuple[str, int, int], rounds: int, threads: in
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="small views, one round")
+    parser.add_argument("--quick", action="store_true", help="small views, one round, no plain LCR")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--before", type=Path, help="a checkout of an older commit of FineSight")
@@ -229,7 +229,7 @@ def main() -> None:
         return work(*json.loads(options.worker))
     from finesight.paper.machine import record_measurement
 
-    own = options.ways.split(",")
+    own = ["moco-v2", "gentle"] if options.quick else options.ways.split(",")
     ways = [PEER, *own]
     ways += [f"{way} (before)" for way in own if options.before]
     ways += [f"{way} (compiled)" for way in own if options.compiled]

@@ -174,7 +174,7 @@ def main() -> None:
     if options.show:
         print(table(json.loads(options.show.read_text())["rows"]))
         return
-    rounds, images = (1, BATCH) if options.quick else (options.rounds, options.images)
+    rounds, images = (1, BATCH // 2) if options.quick else (options.rounds, options.images)
     keep_freed_memory()  # as in every training
     rows = []
     for cores in options.cores:

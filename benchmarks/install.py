@@ -1,0 +1,141 @@
+"""What the first installation takes: time, download and disk, of the wheels of this tree in a new environment.
+
+    python benchmarks/install.py finesight-onnx --python python3.12 --out results/install/finesight-onnx-3.12.json
+
+pip keeps and uses no cache, so everything is downloaded. Then the installed command is used: its version, a doctor, for
+finesight a few drawn images, and with ``--model`` and ``--images`` an index and a search. ``--here`` installs nothing:
+it sums up what the distribution needs of the environment that runs this, with all that those packages need.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import platform
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECTS = {"finesight": ROOT, "finesight-onnx": ROOT / "packaging" / "finesight-onnx"}
+LARGEST = 12  # packages that are listed
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("distribution", choices=sorted(PROJECTS))
+    parser.add_argument("--here", action="store_true", help="Only the size, in this environment.")
+    parser.add_argument("--python", default=sys.executable, help="Python of the new environment.")
+    parser.add_argument("--model", type=Path, help="An exported encoder to index and search with.")
+    parser.add_argument("--images", type=Path, help="A folder of images for it.")
+    parser.add_argument("--out", type=Path, help="Also write the numbers here.")
+    args = parser.parse_args()
+    if args.here:
+        numbers = size_here(args.distribution)
+    else:
+        with tempfile.TemporaryDirectory() as place:
+            numbers = measure(args.distribution, args.python, Path(place), args.model, args.images)
+    text = json.dumps(numbers, indent=1)
+    print(text)
+    if args.out is not None:
+        args.out.parent.mkdir(parents=True, exist_ok=True)
+        args.out.write_text(text + "\n")
+
+
+def measure(name: str, python: str, place: Path, model: Path | None, images: Path | None) -> dict[str, object]:
+    """Install and use a distribution below ``place``; return what that took."""
+    own = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "VIRTUAL_ENV")}
+    env = {**own, "FINESIGHT_CACHE": str(place / "cache"), "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    bin_ = place / "venv" / "bin"
+
+    def run(*words: str | Path) -> tuple[float, str]:
+        began = time.monotonic()
+        done = subprocess.run([str(word) for word in words], cwd=place, env=env, capture_output=True, text=True)
+        if done.returncode:
+            raise SystemExit(f"{words}: {done.stderr}")
+        return round(time.monotonic() - began, 1), done.stdout
+
+    run(sys.executable, "-m", "pip", "wheel", "-q", "--no-deps", "-w", place, PROJECTS[name])
+    wheel = next(place.glob("*.whl"))
+    run(python, "-m", "venv", place / "venv")
+    before = disk(place / "venv")
+    seconds, _ = run(bin_ / "pip", "install", "--no-cache-dir", "-q", wheel)
+    packages = place.glob("venv/lib/*/site-packages/*")
+    sizes = sorted(((disk(one), one.name) for one in packages), reverse=True)[:LARGEST]
+    uses = {"finesight --version": run(bin_ / "finesight", "--version")[0]}
+    uses["again"] = run(bin_ / "finesight", "--version")[0]
+    uses["finesight doctor"] = run(bin_ / "finesight", "doctor")[0]
+    if name == "finesight":
+        uses["finesight lookalikes birds --species 2"] = run(
+            bin_ / "finesight", "lookalikes", "birds", "--species", "2"
+        )[0]
+    if model is not None and images is not None:
+        model, images = model.resolve(), images.resolve()
+        query = next(file for file in sorted(images.rglob("*")) if file.suffix in (".png", ".jpg"))
+        uses["finesight index"] = run(bin_ / "finesight", "index", model, images, "--index", "index", "--quiet")[0]
+        uses["finesight search"], found = run(bin_ / "finesight", "search", "index", query, "-k", "1")
+        assert query.name in found
+    return {
+        "distribution": name,
+        "python": run(bin_ / "python", "--version")[1].split()[1],
+        "install_seconds": seconds,
+        "disk_mb": round((disk(place / "venv") - before) / 1e6),
+        "packages": len(json.loads(run(bin_ / "pip", "list", "--format", "json")[1])),
+        "largest_mb": {name: round(size / 1e6) for size, name in sizes},
+        "first_use_seconds": uses,
+        "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, no GPU used",
+        "load": round(os.getloadavg()[0], 1),
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def size_here(name: str) -> dict[str, object]:
+    """Return the size of a distribution's requirements in this environment, and of theirs."""
+    project = tomllib.loads((PROJECTS[name] / "pyproject.toml").read_text())["project"]
+    waiting, sizes = [Requirement(text) for text in project["dependencies"]], dict[str, int]()
+    while waiting:
+        one = waiting.pop()
+        try:
+            found = metadata.distribution(one.name)
+        except metadata.PackageNotFoundError:
+            continue  # for another system
+        key = canonicalize_name(one.name)
+        if key not in sizes:
+            files = (Path(str(file.locate())) for file in found.files or ())
+            sizes[key] = sum(file.stat().st_size for file in files if file.is_file())
+            asked = [Requirement(text) for text in found.requires or ()]
+            waiting += [other for other in asked if other.marker is None or other.marker.evaluate({"extra": ""})]
+            for extra in one.extras:
+                waiting += [
+                    other for other in asked if other.marker is not None and other.marker.evaluate({"extra": extra})
+                ]
+    largest = sorted(((size, key) for key, size in sizes.items()), reverse=True)[:LARGEST]
+    return {
+        "distribution": name,
+        "python": platform.python_version(),
+        "disk_mb": round(sum(sizes.values()) / 1e6),
+        "packages": len(sizes),
+        "cuda_and_torch_mb": round(
+            sum(size for key, size in sizes.items() if key.startswith(("nvidia", "cuda", "torch", "triton"))) / 1e6
+        ),
+        "largest_mb": {key: round(size / 1e6) for size, key in largest},
+        "date": time.strftime("%Y-%m-%d"),
+    }
+
+
+def disk(place: Path) -> int:
+    """Return the bytes of a file or of all files below a folder."""
+    files = [place] if place.is_file() else [file for file in place.rglob("*") if not file.is_symlink()]
+    return sum(file.stat().st_size for file in files if file.is_file())
+
+
+if __name__ == "__main__":
+    main()
