@@ -2,6 +2,7 @@
 
 finesight serve runs/birds/index &
 python docs/screenshots.py http://127.0.0.1:8000/ a-bird.jpg --out docs/img
+python docs/screenshots.py http://127.0.0.1:8000/ a-bird.jpg --collection   # gives labels: serve a copy of the run
 
 finesight up birds/ --minutes 5 &
 python docs/screenshots.py http://127.0.0.1:8000/ birds/a-bird.jpg --up minute   # while it trains
@@ -75,11 +76,35 @@ def take(browser: Browser, url: str, photo: Path, out: Path, box: tuple[float, f
         page.locator("#compare-open").click()
         page.locator("#compare-on").check()
         save(page, out / "search-compare.webp")
-    with opened(browser, f"{url}?view=groups&count=24", None) as page:
+
+
+def take_collection(browser: Browser, url: str, photo: Path, out: Path) -> None:
+    """Take the views of a whole collection. They give labels and make groups: use a copy of the run."""
+    with opened(browser, f"{url}?view=groups&count=24&mine=no", None) as page:
         page.wait_for_selector(".group", timeout=120_000)
+        page.locator("#mine-start").click()
+        page.wait_for_selector("[data-mine]", timeout=120_000)
+        for number, name in ((0, "blackbird"), (2, "blue bunting")):
+            page.locator("[data-mine] input[type=text]").nth(number).fill(name)
+            page.locator("[data-mine] input[type=text]").nth(number).blur()
+            page.wait_for_timeout(1500)
+        for number in (3, 4):
+            page.locator("[data-mine] input[type=checkbox]").nth(number).check()
         save(page, out / "search-groups.webp")
+    with opened(browser, url, photo) as page:
+        page.locator("#hits .select").nth(0).click()
+        page.locator("#hits .select").nth(4).click(modifiers=["Shift"])
+        page.locator("#label-input").fill("painted bunting")
+        page.locator("#label-form button").click()
+        page.wait_for_selector("#hits .chip.label")
+        save(page, out / "search-labels.webp")
+    with opened(browser, f"{url}?view=map", None) as page:
+        page.wait_for_selector("#map-legend li", timeout=300_000)
+        page.locator("#map-canvas").focus()
+        for _ in range(3):
+            page.keyboard.press("+")
+        save(page, out / "search-map.webp")
     with opened(browser, url, photo, viewport=PHONE, device_scale_factor=1.5, has_touch=True, is_mobile=True) as page:
-        page.locator("#overlay-on").check()
         save(page, out / "search-phone.webp")
 
 
@@ -100,11 +125,14 @@ def main() -> None:
     parser.add_argument("--out", type=Path, default=Path(__file__).parent / "img")
     parser.add_argument("--box", type=float, nargs=4, default=(0.3, 0.2, 0.3, 0.3), help="x y width height, as shares")
     parser.add_argument("--up", choices=("minute", "after"), help="only this picture, of `finesight up`")
+    parser.add_argument("--collection", action="store_true", help="only the groups, labels, map and phone")
     given = parser.parse_args()
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=shutil.which("chromium"), args=["--no-sandbox"])
         if given.up:
             take_up(browser, given.url, given.photo, given.out, given.up)
+        elif given.collection:
+            take_collection(browser, given.url, given.photo, given.out)
         else:
             take(browser, given.url, given.photo, given.out, tuple(given.box))
         browser.close()
