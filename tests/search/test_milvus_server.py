@@ -120,9 +120,8 @@ def test_the_server_is_killed_and_starts_again(milvus_server: MilvusProcess, nam
 def test_the_connection_is_lost_while_writing(milvus_server: MilvusProcess, name: str, tmp_path: Path) -> None:
     """A short loss is waited for, a long one is said in a sentence; nothing is doubled, no batch is there by half."""
     wire = Wire(milvus_server.port)
-    limits, vectors = MilvusLimits(timeout=3.0), units(200, 256)
-    uri = milvus_server.uri(name, port=wire.port)
-    index = MilvusIndex.create(uri, meta(dimension=256), tmp_path, limits=limits)
+    vectors, uri = units(200, 256), milvus_server.uri(name, port=wire.port)
+    index = MilvusIndex.create(uri, meta(dimension=256), tmp_path)
     reader = open_index(milvus_server.uri(name))
     index.add(batch([1], vectors[:1]))
     for number, share in enumerate((0.2, 0.7), 1):  # the batch has 82 kB: in the first space, and in the second
@@ -131,6 +130,9 @@ def test_the_connection_is_lost_while_writing(milvus_server: MilvusProcess, name
         index.add(batch(list(range(40 * number, 40 * number + 40)), vectors[part]))
         assert not wire.is_due
         assert len(reader) == len(reader.list_items().ids) == 1 + 40 * number
+    index.finish()
+    index.close()
+    index = MilvusIndex.open(uri, MilvusLimits(timeout=3.0))  # for a loss that is longer
     wire.cut_after(50_000)
     with pytest.raises(FineSightError, match="cannot be used"):
         index.add(batch(list(range(120, 160)), vectors[120:160]))
@@ -141,8 +143,8 @@ def test_the_connection_is_lost_while_writing(milvus_server: MilvusProcess, name
         with suppress(FineSightError):
             index.add(batch(list(range(120, 160)), vectors[120:160]))
         assert time.monotonic() < deadline
-    index.finish()
     index.close()
+    reader.finish()
     found = contents(reader)
     assert len(found) == len(reader) == 121
     for number in range(40, 160):

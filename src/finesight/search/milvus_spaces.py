@@ -20,6 +20,7 @@ from finesight.search.milvus_manifest import Manifest
 
 GRAPH_ROWS = 1024  # Milvus compares all vectors of a smaller segment
 BUILD_SECONDS = 6 * 3600.0  # for the server to build its graphs
+LOAD_SECONDS = 600.0  # and to read a collection into memory
 THREADS = 4
 
 Rows = list[dict[str, Any]]
@@ -55,11 +56,14 @@ class Spaces:
         effort = {"M": structures.LINKS, "efConstruction": structures.BUILD_EFFORT} if kind == "HNSW" else {}
         params.add_index("vector", index_type=kind, metric_type="IP", params=effort)
         self.client.create_index(name, params, timeout=self.timeout)
-        self.client.load_collection(name, timeout=self.timeout)
+        self._load(name)
 
     def load(self, now: Manifest) -> None:
         with ThreadPoolExecutor(THREADS) as pool:
-            list(pool.map(lambda name: self.client.load_collection(name, timeout=self.timeout), now.names))
+            list(pool.map(self._load, now.names))
+
+    def _load(self, name: str) -> None:
+        self.client.load_collection(name, timeout=LOAD_SECONDS)
 
     def drop(self, names: Any) -> None:
         for name in names:
