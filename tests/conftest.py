@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import runpy
 import shutil
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -16,6 +17,10 @@ import pytest
 from PIL import Image
 
 from processes import TINY, Finished, command, succeeded
+
+# Ctrl-C is tested, too, where the tests run in the background of a shell, which lets its processes ignore it.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 # No network but loopback, here and in every Python process that a test starts.
 NO_NETWORK = str(Path(__file__).parent / "no_network")
