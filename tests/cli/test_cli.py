@@ -268,11 +268,11 @@ def test_real_birds(tmp_path: Path) -> None:
     run, cub = tmp_path / "RUN", cub_root()
     options = ("--backbone", "resnet50", "--weights", WEIGHTS, "--resolution", "112", "--output-stride", "16")
     size = ("--epochs", "1", "--batch-size", "64", "--limit-images", "72")
-    done = succeeded(finesight("train", "--data", cub, *options, *size, "--out", run, OMP_NUM_THREADS="2"))
+    done = succeeded(finesight("train", "--data", cub, *options, *size, "--out", run))
     assert "5,994 train + 5,794 test" in done.err
     assert "65 images, 1 step." in done.err
     assert (run / "encoder" / "encoder.safetensors").exists()
-    scored = succeeded(finesight("evaluate", run, "--data", cub, "--json", "--limit-classes", "3", OMP_NUM_THREADS="2"))
+    scored = succeeded(finesight("evaluate", run, "--data", cub, "--json", "--limit-classes", "3"))
     scores = json.loads(scored.out)
     assert scores["setting"]["split"] == "official"
     assert scores["retrieval"]["queries"] > 50
