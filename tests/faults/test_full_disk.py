@@ -87,6 +87,27 @@ def test_tables_of_clusters(tmp_path: Path) -> None:
         assert not left_over(disk.folder)
 
 
+@pytest.mark.parametrize("name", ["clean", "compare", "explain", "export", "index", "lookalikes", "push"])
+def test_every_other_command_that_writes(lcr: Path, birds: Path, tmp_path: Path, name: str) -> None:
+    """One sentence with the reason, in the words of the system alone."""
+    if name == "compare":
+        lcr = Path(shutil.copytree(lcr, tmp_path / "run"))  # scores are kept in it
+    with small_disk(tmp_path / "disk", 4) as disk:
+        out = disk.folder / "out"
+        commands: dict[str, tuple[str | Path, ...]] = {
+            "clean": ("clean", birds, "--run", lcr, "-o", out, "--quiet"),
+            "compare": ("compare", lcr, lcr, "--pooling-b", "average", "--data", birds, "--out", out, "--quiet"),
+            "explain": ("explain", lcr, birds, "-o", out, "--count", "2", "--quiet"),
+            "export": ("export", lcr, disk.folder / "model.safetensors"),
+            "index": ("index", lcr, birds, "--index", out, "--quiet"),
+            "lookalikes": ("lookalikes", out, "--species", "3"),
+            "push": ("push", lcr, "birds/lcr", "--dry-run", out),
+        }
+        message = refused(command(*commands[name]), "cannot be written")
+        assert message.lower().count("no space left on device") == 1
+        assert not left_over(disk.folder)
+
+
 def add_all(index: FaissIndex, vectors: Array) -> None:
     for start in range(500, len(vectors), 500):
         index.add(batch(list(range(start + 1, start + 501)), vectors[start : start + 500]))

@@ -90,6 +90,17 @@ def write_atomic(target: Path, content: bytes | str, *, sync: bool = False) -> N
         scratch.write_bytes(data)
 
 
+def copy_folder(source: Path, target: Path) -> None:
+    """Copy a folder. Raises the ``OSError`` of the first file that fails; ``shutil.copytree`` makes a list of all."""
+    target.mkdir()
+    for path in sorted(source.rglob("*")):
+        place = target / path.relative_to(source)
+        if path.is_dir():
+            place.mkdir()
+        else:
+            shutil.copy2(path, place)
+
+
 def require_writable(target: Path, size: float = 0) -> None:
     """Raise ``WriteError`` if the file ``target`` cannot be written, or its disk has no room for ``size`` bytes.
 

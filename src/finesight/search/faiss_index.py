@@ -27,7 +27,7 @@ from finesight.data.decode import explain_os_errors
 from finesight.errors import FineSightError
 from finesight.features.encoder_folder import is_model_file
 from finesight.features.types import Floats
-from finesight.io.atomic import atomic_path, write_atomic
+from finesight.io.atomic import atomic_path, copy_folder, write_atomic
 from finesight.io.console import console, format_count
 from finesight.io.lock import Busy, acquire
 from finesight.search import structures
@@ -103,7 +103,7 @@ class FaissIndex(Index):
                     stale.unlink()
                 is_file = is_model_file(encoder)
                 with atomic_path(folder / (MODEL if is_file else ENCODER)) as scratch:
-                    (shutil.copyfile if is_file else shutil.copytree)(encoder, scratch)
+                    (shutil.copyfile if is_file else copy_folder)(encoder, scratch)
                 (folder / ITEMS).unlink(missing_ok=True)
                 ItemStore(folder / ITEMS, create=True).close()
                 write_atomic(folder / META, meta.model_dump_json(indent=2) + "\n", sync=True)

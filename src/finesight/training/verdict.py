@@ -28,7 +28,7 @@ from finesight.evaluation.retrieval import RetrievalScores, retrieval
 from finesight.features.encoder import Encoder
 from finesight.features.encoder_folder import CONFIG, fingerprint
 from finesight.features.extract import extract
-from finesight.io.atomic import atomic_path, write_atomic
+from finesight.io.atomic import atomic_path, copy_folder, write_atomic
 from finesight.io.lock import locked
 from finesight.methods.base import find_method
 from finesight.training.config import RuntimeConfig, TrainConfig
@@ -299,7 +299,7 @@ def _arrange(run: RunFolder, config: TrainConfig, kept: Kept, pooling: str) -> s
 
 def _copy(source: Path, target: Path) -> None:
     with atomic_path(target, replace_folder=True) as scratch:
-        shutil.copytree(source, scratch)
+        copy_folder(source, scratch)
 
 
 def _kept_words(run: RunFolder, kept: Kept, chosen: bool) -> str:
