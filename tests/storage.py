@@ -6,10 +6,12 @@ hub, which answers what ``huggingface_hub`` asks of a dataset, are here.
 
 from __future__ import annotations
 
+import base64
 import io
 import json
 import os
 import re
+import shutil
 import ssl
 import subprocess
 import sys
@@ -114,14 +116,15 @@ class _Files(BaseHTTPRequestHandler):
 
 
 class _Hub(_Files):
-    """A dataset of a hub: what is in it, and its files."""
+    """A dataset of a hub: what is in it, its files, and commits that add and remove small ones."""
 
     def do_GET(self) -> None:
-        path, api = self.path.partition("?")[0], f"/api/datasets/{DATASET}"
+        path, _, query = urllib.parse.unquote(self.path).partition("?")
+        api = f"/api/datasets/{DATASET}"
         if path.startswith(f"/datasets/{DATASET}/resolve/main/"):
             self.send_file(path.partition("/main/")[2])
         elif path.startswith(f"{api}/tree/main"):
-            self.answer(self._about(path.removeprefix(f"{api}/tree/main")))
+            self.answer(self._about(path.removeprefix(f"{api}/tree/main"), "recursive=true" in query.lower()))
         elif path in (api, f"{api}/revision/main"):
             self.answer(json.dumps({"id": DATASET, "sha": "0" * 40, "private": False}).encode())
         else:
@@ -130,8 +133,41 @@ class _Hub(_Files):
     do_HEAD = do_GET
 
     def do_POST(self) -> None:
+        path, body = self.path.partition("?")[0], self._body().decode()
+        if path.endswith("/preupload/main"):
+            names = [file["path"] for file in json.loads(body)["files"]]
+            files = [{"path": name, "uploadMode": "regular", "shouldIgnore": False} for name in names]
+            self.answer(json.dumps({"files": files}).encode())
+        elif path.endswith("/commit/main"):
+            for line in map(json.loads, body.splitlines()):
+                self._change(line["key"], line["value"])
+            place = f"http://127.0.0.1/datasets/{DATASET}/commit/{'0' * 40}"
+            self.answer(json.dumps({"success": True, "commitUrl": place, "commitOid": "0" * 40}).encode())
+        else:
+            self._tell(body)
+
+    def _body(self) -> bytes:
+        if "Content-Length" in self.headers:
+            return self.rfile.read(int(self.headers["Content-Length"]))
+        pieces = []
+        while size := int(self.rfile.readline(), 16):
+            pieces.append(self.rfile.read(size))
+            self.rfile.readline()
+        self.rfile.readline()
+        return b"".join(pieces)
+
+    def _change(self, kind: str, facts: dict[str, str]) -> None:
+        file = self.folder / facts.get("path", "")
+        if kind == "file":
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(base64.b64decode(facts["content"]))
+        elif kind == "deletedFile":
+            file.unlink()
+        elif kind == "deletedFolder":
+            shutil.rmtree(file)
+
+    def _tell(self, body: str) -> None:
         """Say what it knows of some paths."""
-        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
         try:
             wanted = json.loads(body)["paths"]
         except ValueError:
@@ -139,9 +175,10 @@ class _Hub(_Files):
         known = [one for one in json.loads(self._about("")) if one["path"] in wanted]
         self.answer(json.dumps(known).encode())
 
-    def _about(self, below: str) -> bytes:
+    def _about(self, below: str, recursive: bool = True) -> bytes:
         found: list[dict[str, object]] = []
-        for file in sorted((self.folder / below.strip("/")).rglob("*")):
+        folder = self.folder / below.strip("/")
+        for file in sorted(folder.rglob("*") if recursive else folder.glob("*")):
             facts = {"path": file.relative_to(self.folder).as_posix(), "oid": f"{file.stat().st_mtime_ns:040x}"}
             found.append({**facts, "type": "file" if file.is_file() else "directory", "size": file.stat().st_size})
         return json.dumps(found).encode()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -53,18 +54,44 @@ print(json.dumps(answers))
 """
 
 
-def looked_at(*addresses: str, **env: str) -> list[dict[str, Any]]:
-    """What another process finds at the addresses."""
+THREE_MACHINES = """
+import json, os, sys
+from contextlib import closing
+from pathlib import Path
+import numpy as np
+from finesight.search.engines import create_index, open_index
+from indexes import batch, meta, units
+where, folder = sys.argv[1], Path(sys.argv[2])
+os.environ["FINESIGHT_CACHE"] = str(folder / "first")
+with closing(create_index(where, meta(), folder / "encoder")) as index:
+    index.add(batch([1, 2, 3], units(3)))
+os.environ["FINESIGHT_CACHE"] = str(folder / "second")
+with closing(open_index(where)) as index:
+    index.remove(np.array([1]))
+os.environ["FINESIGHT_CACHE"] = str(folder / "third")
+with closing(open_index(where)) as index:
+    print(json.dumps(index.list_items().ids.tolist()))
+"""
+
+
+def in_another_process(program: str, *words: str, **env: str) -> Any:
+    """What a program prints as JSON."""
+    path = os.pathsep.join([str(Path(__file__).parents[1]), os.environ["PYTHONPATH"]])
     done = subprocess.run(
-        [sys.executable, "-c", LOOK, *addresses],
+        [sys.executable, "-c", program, *words],
         capture_output=True,
         text=True,
         timeout=TIMEOUT,
-        env=environment(**env),
+        env=environment(PYTHONPATH=path, **env),
         check=False,
     )
     assert done.returncode == 0, done.stderr
-    answers: list[dict[str, Any]] = json.loads(done.stdout)
+    return json.loads(done.stdout)
+
+
+def looked_at(*addresses: str, **env: str) -> list[dict[str, Any]]:
+    """What another process finds at the addresses."""
+    answers: list[dict[str, Any]] = in_another_process(LOOK, *addresses, **env)
     return answers
 
 
@@ -129,6 +156,18 @@ def test_a_dataset_of_a_hub(birds: Path, here: tuple[list[str], list[str]], tmp_
     assert len(everything["pixels"]) == 72
     assert set(here[1]) <= set(everything["pixels"])
     assert "cannot be read" in none["error"]
+
+
+def test_an_index_of_a_hub(tmp_path: Path) -> None:
+    """Three machines: one sends it, one changes it, one reads it. Of the first version nothing is left."""
+    where, dataset = f"hf://datasets/{DATASET}/indexes/mine", tmp_path / "dataset"
+    (tmp_path / "encoder").mkdir()
+    dataset.mkdir()
+    with hub_server(dataset) as variables:
+        assert in_another_process(THREE_MACHINES, where, str(tmp_path), **variables, HF_TOKEN="hf_tests") == [2, 3]
+    place = dataset / "indexes" / "mine"
+    left = {file.relative_to(place).parts[0] for file in place.rglob("*") if file.is_file()}
+    assert len(left) == 2, "the manifest and one version"
 
 
 @pytest.fixture(scope="module")

@@ -7,6 +7,7 @@ import json
 import shutil
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 import numpy as np
@@ -21,9 +22,9 @@ from finesight.data.store import read_entries
 from finesight.errors import FineSightError
 from finesight.search.base import Index
 from finesight.search.engines import create_index, open_index
-from indexes import batch, meta, small_encoder, units
+from indexes import SPACES, batch, meta, small_encoder, units
 from processes import TINY, command, refused, succeeded, trained
-from storage import BUCKET, fill_bucket, s3_server, samples_of, write_parquet, write_tar
+from storage import BUCKET, fill_bucket, s3_server, samples_of, web_server, write_parquet, write_tar
 
 SIDE = 32
 
@@ -235,6 +236,37 @@ def test_two_writers_of_an_index_in_a_bucket(bucket: str, tmp_path: Path, monkey
     assert opened(where, tmp_path / "six", monkeypatch).list_items().ids.tolist() == [4]
     versions = {name.split("/")[3] for name in s3fs.S3FileSystem().find(f"{BUCKET}/indexes/shared")}
     assert len(versions) == 2, "the manifest and one version"
+
+
+def test_an_index_behind_a_web_address(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What a bucket holds, served by a web server: it is read, and not changed. A wrong manifest is a sentence."""
+    place, encoder = tmp_path / "site" / "birds", small_encoder(tmp_path) / "encoder"
+    monkeypatch.setenv("FINESIGHT_CACHE", str(tmp_path / "writer"))
+    with closing(create_index(f"{bucket}/indexes/web", meta(), encoder)) as index:
+        index.add(batch(list(range(5)), units(5)))
+    s3fs.S3FileSystem().get(f"{BUCKET}/indexes/web", str(place), recursive=True)
+    with web_server(place.parent) as url:
+        index = opened(f"{url}/birds", tmp_path / "reader", monkeypatch)
+        assert index.search(units(5), 1, SPACES[0])[1].tolist() == [[0], [1], [2], [3], [4]]
+        index.remove(np.array([0]))
+        with pytest.raises(FineSightError, match=r"The index was not sent to .* It is whole in"):
+            index.close()
+        manifest = json.loads((place / "manifest.json").read_text())
+        file, facts = next(iter(manifest["files"].items()))
+        for wrong in (
+            b"not JSON",
+            b"[" * 100_000,
+            b"[]",
+            {**manifest, "version": ""},  # a writer removes the version before its own: this would be all of it
+            {**manifest, "version": "../other"},
+            {**manifest, "files": [file]},
+            {**manifest, "files": {file: {**facts, "blake2b": None}}},
+            *({**manifest, "files": {name: facts}} for name in ("../outside", "/outside", ".", "", "a\0b")),
+        ):
+            (place / "manifest.json").write_bytes(wrong if isinstance(wrong, bytes) else json.dumps(wrong).encode())
+            with pytest.raises(FineSightError, match=r"manifest\.json is damaged, or not of an index"):
+                opened(f"{url}/birds", tmp_path / "other", monkeypatch)
+    assert not list(tmp_path.rglob("outside"))
 
 
 # --- pictures of the server -------------------------------------------------------------------------------------------

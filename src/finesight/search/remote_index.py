@@ -11,11 +11,12 @@ version than the one it fetched sends nothing, so no writer undoes what another 
 from __future__ import annotations
 
 import hashlib
-import json
 import shutil
 import uuid
-from pathlib import Path
-from typing import Any, Self
+from pathlib import Path, PurePosixPath
+from typing import Annotated, Self
+
+from pydantic import AfterValidator, BaseModel, Field, ValidationError
 
 from finesight.data.decode import UnreachableFile
 from finesight.data.places import filesystem, reached
@@ -27,6 +28,32 @@ from finesight.search.faiss_index import LOCK, META, FaissIndex
 
 MANIFEST = "manifest.json"
 CHUNK = 1 << 20
+
+
+def _inside(name: str) -> str:
+    """Return the name of a file if it is one below the folder of an index. A manifest may be a stranger's."""
+    path = PurePosixPath(name)
+    if not path.parts or path.is_absolute() or ".." in path.parts or not name.isprintable():
+        raise ValueError(f"it names a file outside of the index: {name!r}")
+    return name
+
+
+class FileFacts(BaseModel):
+    """Size and checksum of a file."""
+
+    bytes: int = Field(ge=0)
+    blake2b: str
+
+    @classmethod
+    def of(cls, file: Path) -> Self:
+        return cls(bytes=file.stat().st_size, blake2b=_checksum(file))
+
+
+class RemoteManifest(BaseModel):
+    """Which version of an index holds, and its files by name."""
+
+    version: str = Field(pattern=r"^[0-9a-f]{32}$")
+    files: dict[Annotated[str, AfterValidator(_inside)], FileFacts]
 
 
 class RemoteIndex(FaissIndex):
@@ -85,7 +112,7 @@ def _structures(folder: Path) -> set[tuple[str, int]]:
     return {(file.name, file.stat().st_mtime_ns) for file in folder.glob("*.faiss")}
 
 
-def _manifest(uri: str) -> dict[str, Any] | None:
+def _manifest(uri: str) -> RemoteManifest | None:
     try:
         with reached(uri):
             return _read_manifest(uri)[0]
@@ -93,15 +120,21 @@ def _manifest(uri: str) -> dict[str, Any] | None:
         raise FineSightError(f"The index {uri} cannot be reached: {error}.") from None
 
 
-def _read_manifest(uri: str) -> tuple[dict[str, Any] | None, str]:
-    """Return the manifest and its ETag, where the store has one. Raises what the store raises."""
+def _read_manifest(uri: str) -> tuple[RemoteManifest | None, str]:
+    """Return the manifest and its ETag, where the store has one.
+
+    Raises what the store raises, and ``FineSightError`` if what is there is no manifest.
+    """
     system, path = filesystem(uri.rstrip("/"))
     system.invalidate_cache()
     if not system.exists(f"{path}/{MANIFEST}"):
         return None, ""
     etag = system.info(f"{path}/{MANIFEST}").get("ETag") or ""
-    found = json.loads(system.cat_file(f"{path}/{MANIFEST}"))
-    return (found if isinstance(found, dict) and {"version", "files"} <= found.keys() else None), etag
+    try:
+        return RemoteManifest.model_validate_json(system.cat_file(f"{path}/{MANIFEST}")), etag
+    except ValidationError as error:
+        reason = error.errors()[0]["msg"]
+        raise FineSightError(f"{uri.rstrip('/')}/{MANIFEST} is damaged, or not of an index: {reason}.") from None
 
 
 def _checksum(file: Path) -> str:
@@ -127,17 +160,14 @@ def _fetch(uri: str, folder: Path) -> str:
     if manifest is None:
         raise FineSightError(f"There is no index at {uri}. Make one with `finesight index`.")
     here = _files(folder) if folder.is_dir() else {}
-    wanted: dict[str, dict[str, Any]] = manifest["files"]
-    kept = {name for name, file in here.items() if name in wanted and _checksum(file) == wanted[name]["blake2b"]}
-    version = str(manifest["version"])
+    wanted, version = manifest.files, manifest.version
+    kept = {name for name, file in here.items() if name in wanted and _checksum(file) == wanted[name].blake2b}
     if kept == wanted.keys() == here.keys():
         return version
     system, path = filesystem(uri.rstrip("/"))
     with atomic_path(folder, replace_folder=True) as scratch:
         for name, facts in sorted(wanted.items(), key=lambda item: item[0] == META):
             target = scratch / name
-            if not target.resolve().is_relative_to(scratch.resolve()):
-                raise FineSightError(f"The index {uri} names a file outside of it: {name}.")
             target.parent.mkdir(parents=True, exist_ok=True)
             if name in kept:
                 shutil.copy2(here[name], target)
@@ -147,7 +177,7 @@ def _fetch(uri: str, folder: Path) -> str:
                     system.get_file(f"{path}/{version}/{name}", str(target))
             except UnreachableFile as error:
                 raise FineSightError(f"{name} of the index {uri} cannot be fetched: {error}.") from None
-            if _checksum(target) != facts["blake2b"]:
+            if _checksum(target) != facts.blake2b:
                 raise FineSightError(f"{name} of the index {uri} is damaged: its checksum is another. Build it again.")
     return version
 
@@ -160,8 +190,8 @@ def _send(uri: str, folder: Path, fetched: str) -> str:
         with reached(uri):
             for name, file in files.items():
                 system.put_file(str(file), f"{path}/{version}/{name}")
-            facts = {name: {"bytes": file.stat().st_size, "blake2b": _checksum(file)} for name, file in files.items()}
-            content = json.dumps({"version": version, "files": facts}).encode()
+            facts = {name: FileFacts.of(file) for name, file in files.items()}
+            content = RemoteManifest(version=version, files=facts).model_dump_json().encode()
             if not _replace_manifest(uri, content, fetched):
                 system.rm(f"{path}/{version}", recursive=True)
                 raise FineSightError(
@@ -184,7 +214,7 @@ def _replace_manifest(uri: str, content: bytes, fetched: str) -> bool:
     """
     system, path = filesystem(uri.rstrip("/"))
     now, etag = _read_manifest(uri)
-    if ("" if now is None else str(now["version"])) != fetched:
+    if ("" if now is None else now.version) != fetched:
         return False
     file = f"{path}/{MANIFEST}"
     condition = ({"IfMatch": etag} if etag else {"IfNoneMatch": "*"}) if uri.startswith("s3:") else {}
