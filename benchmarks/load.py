@@ -275,7 +275,8 @@ def write(found: dict[str, Any], load: float, options: argparse.Namespace) -> No
 
     weights = options.weights if options.weights == "random" else Path(options.weights).name
     words = f"PHOTOS --weights {weights} --backbone {options.backbone} --resolution {options.resolution}"
-    words += f" --images {options.images} --minutes {options.minutes:g}{' --peer' * options.peer}"
+    words += f" --images {options.images} --uploads {options.uploads} --asked {options.asked}"
+    words += f" --minutes {options.minutes:g}" + (f" --turn {options.turn:g} --peer" if options.peer else "")
     words += "" if options.core is None else f" --core {options.core}"
     result = {
         "command": f"python benchmarks/load.py {words} --seed {options.seed}",
