@@ -27,7 +27,6 @@ from finesight.io.progress import track
 
 SHARD = 256  # images that are handed out together
 BATCH = 32  # images that are decoded, and go through the network, together
-FOREVER: dict[str, Any] = {"max_restarts": -1, "max_task_retries": -1}  # whatever machine is lost
 AHEAD = 3  # batches that a process outside of the cluster asks for before they are needed
 TRIES = 3  # to begin again without a single image in between
 
@@ -111,8 +110,7 @@ class _Work:
             concurrency=(1, actors) if actors > 1 else 1,
             num_gpus=1 if gpus else 0,
             batch_size=BATCH,
-            **FOREVER,
-        )
+        )  # whatever machine is lost, Ray Data begins such an actor and its tasks again, as often as needed
         yield from results.iter_batches(batch_size=None, batch_format="numpy")
 
 
