@@ -45,8 +45,8 @@ bench: $(VENV)/.bench
 # Kills, full disks, flipped bits, jumping clocks, little memory, hostile pictures (docs/reliability.md). What was done
 # before is kept in results/chaos: the next run goes on from there. tests/faults has a form of two minutes.
 chaos: $(VENV)/.installed
-	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS)
 	PYTHONPATH=tests $(BIN)/python -m chaos.attacks -o results/chaos/attacks.json
+	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS); code=$$?; PYTHONPATH=tests $(BIN)/python -m chaos.figures && exit $$code
 
 # Damaged files and requests, others each time: FUZZ of each kind, then SECONDS guided by coverage for each reader.
 FUZZ ?= 2000

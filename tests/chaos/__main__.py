@@ -1,14 +1,13 @@
-"""``PYTHONPATH=tests python -m chaos``: kills and faults, reported as JSON. Exit code 1 if there was a defect.
+"""``PYTHONPATH=tests python -m chaos``: kills and faults, reported as JSON. Exit code 1 if this run found a defect.
 
-It can be made in pieces: what is in ``--out`` already is kept, and the next run goes on from there.
+It can be made in pieces: what is in ``--out`` already is kept, and the next run goes on from there. Another seed makes
+other faults.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import os
-import platform
 import signal
 import sys
 import tempfile
@@ -24,6 +23,7 @@ from chaos.up import UP
 from chaos.updates import updates
 from chaos.workloads import WORKLOADS, World
 from chaos.writes import load_everywhere
+from finesight.paper.machine import machine
 
 
 @dataclass
@@ -33,7 +33,7 @@ class Report:
     out: Path
     trials: list[Trial] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)  # of the faults, that are done
+    parts: list[str] = field(default_factory=list)  # of the faults, that are done, with their seed
     runs: list[dict[str, object]] = field(default_factory=list)
 
     @classmethod
@@ -51,13 +51,17 @@ class Report:
             count[trial.workload] += trial.kills
         return count
 
+    @property
+    def defects(self) -> int:
+        return sum(bool(trial.problems) for trial in self.trials) + sum(fault.is_defect for fault in self.faults)
+
     def write(self) -> None:
         outcomes: dict[str, Counter[str]] = {}
         for fault in self.faults:
             outcomes.setdefault(fault.kind, Counter())["defect" if fault.is_defect else fault.outcome] += 1
         moments = [moment for trial in self.trials for moment in trial.moments]
         facts = {
-            "machine": f"{os.cpu_count()} cores, {platform.machine()}, {platform.system()}",
+            "machine": machine(),
             "kills": len(moments),
             "kills_in_the_middle_of_a_write": sum(moment.startswith("write") for moment in moments),
             "kills_by_command": dict(self.kills),
@@ -94,13 +98,13 @@ def main() -> int:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that disks are unmounted and servers ended
     report = Report.read(given.out)
+    earlier = report.defects
     date = datetime.now(UTC).strftime("%Y-%m-%d")
     report.runs.append({"command": f"python -m chaos {' '.join(sys.argv[1:])}".strip(), "date": date})
     with tempfile.TemporaryDirectory(prefix="finesight-chaos-") as name:
         disturb(given, report, Path(name))
     report.write()
-    defects = [*(trial for trial in report.trials if trial.problems), *(one for one in report.faults if one.is_defect)]
-    return 1 if defects else 0
+    return 1 if report.defects > earlier else 0
 
 
 def disturb(given: argparse.Namespace, report: Report, root: Path) -> None:
@@ -131,14 +135,15 @@ def disturb(given: argparse.Namespace, report: Report, root: Path) -> None:
                 report.write()
     outputs = {one.name: known[one.name].outputs for one in ours if one.name in given.faults_for}
     for part in parts_of(given.faults, outputs):
-        if part in report.parts:
+        done = f"seed {given.seed}: {part}"
+        if done in report.parts:
             continue
         if left() < 0 and not given.all_faults:
             break
         for fault in inject(part, world, root / "faults", outputs, given.seed, given.count):
             report.faults.append(fault)
             tell(f"{fault.kind}, {fault.what}: {fault.outcome}", [fault.words] if fault.is_defect else [])
-        report.parts.append(part)
+        report.parts.append(done)
         left()
         report.write()
 

@@ -117,7 +117,8 @@ def replay(name: str, root: Path, files: Files) -> Cost:
     running = Command(*commands[name], FINESIGHT_CACHE=str(root / "cache"))
     with measured(running, name) as cost:
         done = running.wait()
-    cost.code, cost.said = done.code, " ".join((done.out + done.err).split())[-300:]
+    cost.code = done.code
+    cost.said = " ".join((done.out + done.err).replace(str(root), "…").split())[-300:]
     return cost
 
 

@@ -1,4 +1,4 @@
-"""The tables of some pages are those of the committed results: nobody types their numbers."""
+"""The tables of reliability and load are those of the committed results: nobody types their numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.mark.parametrize(
     ("page", "script", "command"),
     [
+        ("reliability.md", "tests/chaos/figures.py", "PYTHONPATH=tests python -m chaos.figures"),
         ("load.md", "benchmarks/load_tables.py", "python benchmarks/load_tables.py"),
     ],
 )
