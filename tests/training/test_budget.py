@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +24,7 @@ from finesight.training.folder import Folder
 from finesight.training.presets import Plan, plan_training
 from finesight.training.run_folder import RunFolder
 from finesight.training.train import train
-from processes import TINY, command, refused, rows, succeeded
+from processes import TINY, command, refused, rows, succeeded, trained
 from small import SMALL
 
 CPU = RuntimeConfig(accelerator="cpu", progress=False)
@@ -79,6 +80,18 @@ def test_only_the_images_that_are_looked_at_are_decoded() -> None:
     assert Folder(1_000_000, 0, labeled=False).part_for(3200, config).count == 3200
     assert whole.part_for(2_000_000, config) is whole
     assert whole.part_for(100_000, config).held_out == 1000
+
+
+def test_a_part_has_room_for_files_that_cannot_be_read(unlabeled: Path, tmp_path: Path) -> None:
+    """One step of eight images looks at a part of these. Before, files that cannot be read were counted as images of
+    it, and the command refused to train on seven."""
+    folder = Path(shutil.copytree(unlabeled, tmp_path / "folder"))
+    for number in range(8):
+        shutil.copy(folder / "broken.png", folder / f"image-{number}-broken.png")
+    part = Folder(24, 0, labeled=False, unreadable=9).part_for(8, build_config({"data": "-"}))
+    assert (part.count, part.listed) == (8, 8 + 6)
+    trained(tmp_path / "run", "--data", folder, "--set", "max_steps=1", *TINY)
+    assert RunFolder(tmp_path / "run").config().limit_images == 8 + 6
 
 
 def test_timing_leaves_the_random_numbers_alone(birds: Path) -> None:

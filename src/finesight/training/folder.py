@@ -27,6 +27,7 @@ class Folder:
     count: int  # as far as a sample tells how many of them can be read
     held_out: int  # of them, for validation
     labeled: bool
+    unreadable: int = 0  # files of the listing beside them, as far as the sample tells
     decode: float = 0.0  # seconds to decode an image, on average: 0 if all are decoded
     cache: DecodedCache | None = field(default=None, repr=False)  # of a sample; None: nothing was decoded
 
@@ -35,14 +36,23 @@ class Folder:
         """How many are trained on."""
         return self.count - self.held_out
 
+    @property
+    def listed(self) -> int:
+        """How many files of the listing these are, with those that cannot be read."""
+        return self.count + self.unreadable
+
     def part_for(self, needed: int, config: TrainConfig) -> Folder:
-        """Return the smallest part of which ``needed`` images are trained on, the whole folder at most."""
+        """Return the smallest part of which ``needed`` images are trained on, the whole folder at most.
+
+        Which files cannot be read is not known of all: it has room for twice as many of them as are likely in it.
+        """
         count = needed
         while count < self.count and count - _held_out(count, config, self.labeled) < needed:
             count = needed + _held_out(count, config, self.labeled) + 1
-        return (
-            self if count >= self.count else replace(self, count=count, held_out=_held_out(count, config, self.labeled))
-        )
+        if count >= self.count:
+            return self
+        unreadable = min(self.unreadable, -(-2 * count * self.unreadable // self.count))
+        return replace(self, count=count, held_out=_held_out(count, config, self.labeled), unreadable=unreadable)
 
 
 def look_at(
@@ -76,7 +86,8 @@ def look_at(
     seconds = (time.monotonic() - before) / missing if missing else DECODE
     left = count_missing(source, side, runtime.cache_dir) if count > size else 0
     readable = round(count * len(cache) / size)
-    return Folder(readable, _held_out(readable, config, labeled), labeled, seconds * left / count, cache)
+    held_out, unreadable = _held_out(readable, config, labeled), count - readable
+    return Folder(readable, held_out, labeled, unreadable, seconds * left / count, cache)
 
 
 def _held_out(count: int, config: TrainConfig, labeled: bool) -> int:

@@ -241,9 +241,9 @@ class _Draft:
         assert objective is not None
         more: Choices = {}
         part = folder.part_for(steps * self.config.batch_size, self.config)
-        if part.count < WORTH_LEAVING_OUT * folder.count and self.config.limit_images is None:
+        if part.listed < WORTH_LEAVING_OUT * folder.listed and self.config.limit_images is None:
             words = f"{format_count(steps, 'step looks', 'steps look')} at no more of the {folder.count:,} images"
-            more["limit_images"], folder = Choice(part.count, words), part
+            more["limit_images"], folder = Choice(part.listed, words), part
         if why is not None or more:
             known = self.chosen.get("max_steps", Choice(steps, "the epochs that are given"))
             gentle, batch = self.kind == "gentle", self.config.batch_size
