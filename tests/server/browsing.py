@@ -58,6 +58,14 @@ def draw_birds(folder: Path) -> Path:
     return folder
 
 
+def violations(page: Page) -> list[str]:
+    """What axe-core finds on the page as it is shown."""
+    axe = pytest.importorskip("axe_playwright_python.sync_playwright")
+    page.wait_for_timeout(300)  # colors fade
+    found = axe.Axe().run(page).response["violations"]
+    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
+
+
 def chromium() -> str:
     """Where it is; without one there is nothing to test, which only CI may not accept."""
     found = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")

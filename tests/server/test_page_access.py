@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from browsing import opened
+from browsing import opened, violations
 from playwright.sync_api import Browser, Page
 
 pytestmark = pytest.mark.slow
-axe = pytest.importorskip("axe_playwright_python.sync_playwright")
-
-
-def violations(page: Page) -> list[str]:
-    page.wait_for_timeout(300)  # colors fade
-    found = axe.Axe().run(page).response["violations"]
-    return [f"{one['id']}: {node['html'][:120]}" for one in found for node in one["nodes"]]
 
 
 def _open(button: str, wait: str) -> Callable[[Page], None]:

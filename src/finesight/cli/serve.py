@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from finesight.cli.options import CacheDir, Exact, Quiet
-from finesight.cli.search import Engine, Model, Run, engine_for
+from finesight.cli.search import Engine, Model, Run, TextModel, engine_for
 from finesight.errors import FineSightError, Interrupted
 from finesight.search.engines import uri_help
 
@@ -56,6 +56,7 @@ def serve(
     camera_data: CameraDataOption = None,
     engine: Engine = None,
     model: Model = None,
+    text_model: TextModel = None,
     update: Annotated[
         str | None, typer.Option(help="Bring the index up to date with its folder, given here, while serving.")
     ] = None,
@@ -66,6 +67,7 @@ def serve(
 ) -> None:
     """Search an index in the browser: a page, and an API that /docs describes."""
     from finesight.features.encoder_folder import warn_of_random
+    from finesight.features.text_tower import TextTower
     from finesight.search.engines import open_index
     from finesight.search.open_embedder import open_embedder
     from finesight.server.run_server import bind, run_server, run_several, update_job
@@ -75,8 +77,10 @@ def serve(
     )
     kind = engine_for(engine, model, run)
     bind(host, port).close()  # an address that cannot be used is refused before the slow part
-    if len(where) > 1 and any(one is not None for one in (update, run, model)):
-        raise FineSightError("--update, --run and --model are for one index: give one, or leave them out.")
+    if len(where) > 1 and any(one is not None for one in (update, run, model, text_model)):
+        raise FineSightError(
+            "--update, --run, --model and --text-model are for one index: give one, or leave them out."
+        )
     with stoppable():
         opened: list[tuple[str, Index, TorchEmbedder | OnnxEmbedder]] = []
         for one in where:
@@ -92,7 +96,8 @@ def serve(
         job = None
         if update is not None:
             job = update_job(where[0], embedder, update, Path(index.meta.run), progress=not quiet)
-        run_server(index, embedder, config, job)
+        tower = None if text_model is None else TextTower.load(text_model, embedder)
+        run_server(index, embedder, config, job, tower=tower)
 
 
 def server_config(

@@ -33,6 +33,7 @@ from finesight.server.parameters import describe_error
 from finesight.server.routes import router
 from finesight.server.service import SearchService
 from finesight.server.several import SeveralServices, several_router
+from finesight.server.words_route import words_router
 from finesight.version import __version__
 
 PAGE = Path(__file__).resolve().parent / "page"
@@ -43,7 +44,7 @@ DESCRIPTION = (
     "Ids are strings: digits for images of the index, q… for pictures that were sent."
 )
 TYPES = {".js": "text/javascript", ".mjs": "text/javascript", ".css": "text/css", ".svg": "image/svg+xml"}
-ROUTERS = (router, note_router, group_router, copies_router, map_router, judge_router)  # of one index
+ROUTERS = (router, note_router, group_router, copies_router, map_router, words_router, judge_router)  # of one index
 log = logging.getLogger("finesight.server")
 
 

@@ -20,6 +20,7 @@ from fastapi import FastAPI
 from uvicorn.protocols.http.h11_impl import H11Protocol, RequestResponseCycle
 
 from finesight.errors import FineSightError
+from finesight.features.text_tower import TextTower
 from finesight.features.types import Embedder
 from finesight.io.console import console
 from finesight.search.base import Index
@@ -144,14 +145,21 @@ class SearchServer(uvicorn.Server):
 
 
 def run_server(
-    index: Index, embedder: Embedder, config: ServerConfig, job: BackgroundJob | None = None, *, name: str = AFTER
+    index: Index,
+    embedder: Embedder,
+    config: ServerConfig,
+    job: BackgroundJob | None = None,
+    *,
+    name: str = AFTER,
+    tower: TextTower | None = None,
 ) -> None:
     """Serve until Ctrl-C. The address is printed to standard output as soon as the server answers.
 
-    ``name`` says whether the features of the index are those before training or after it.
+    ``name`` says whether the features of the index are those before training or after it. With a ``tower`` the index
+    can be searched by words.
     """
     bound = bind(config.host, config.port)
-    service = SearchService(index, embedder, config, job, name=name)
+    service = SearchService(index, embedder, config, job, name=name, tower=tower)
     if job is not None:
         job.start()
     _serve_until_stopped(bound, service, config, [index.meta.root])

@@ -104,6 +104,7 @@ class Health(ResponseModel):
     progress: Progress | None
     problem: str | None = Field(description="Why the index could not be brought up to date, if so.")
     projections: int = Field(description="K of the rationale; 0 where there is none to show.")
+    words: bool = Field(description="Whether /api/words can be asked.")
     default_features: FeaturesName = Field(description="The facts above are of these.")
     features: list[FeaturesFacts] = Field(description="All that `features` may name.")
     training: Training | None = Field(description="Of `finesight up`.")

@@ -13,6 +13,7 @@ import numpy as np
 from fastapi import HTTPException
 
 from finesight.errors import FineSightError
+from finesight.features.text_tower import TextTower
 from finesight.features.types import Box, Embedder, Embedding, Floats, View
 from finesight.search.base import Index
 from finesight.search.clusters import Clustering
@@ -59,8 +60,9 @@ class SearchService:
         job: BackgroundJob | None = None,
         *,
         name: str = AFTER,
+        tower: TextTower | None = None,
     ) -> None:
-        self.config, self.job = config or ServerConfig(), job
+        self.config, self.job, self.tower = config or ServerConfig(), job, tower
         self.upkeep = job if isinstance(job, TrainingJob) else None
         self.features = FeatureSets(FeatureSet(index, embedder), name)
         if self.upkeep is not None:
@@ -125,6 +127,7 @@ class SearchService:
             progress=progress,
             problem=self.job.problem if self.job is not None else None,
             projections=count_projections(features.embedder),
+            words=self.tower is not None and self.tower.fingerprint == features.fingerprint,
             default_features=default,
             features=[self._features_facts(name) for name in self.features.names()],
             training=None if self.upkeep is None else self.upkeep.training(),

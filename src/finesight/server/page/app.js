@@ -23,6 +23,7 @@ import { offerIndexes } from "./several.js";
 import { FRESH, go, marks, overlay, place, readPlace } from "./state.js";
 import { clearProblem, dismiss, health, problem, watch } from "./status.js";
 import * as training from "./training.js";
+import * as words from "./words.js";
 
 let sampled = -1;  // number of items when the samples of the welcome were loaded
 
@@ -184,6 +185,7 @@ function theme() {
 function onHealth(now, before) {
   if (before !== null && now.items !== before.items) { filters.loadFolders(); notes.notes.load(); }
   search.offer(now);
+  words.offer(now);
   training.present();
   const grown = before !== null && (now.items !== before.items || now.encoder.fingerprint !== before.encoder.fingerprint);
   if (grown) map.forget();
@@ -221,6 +223,7 @@ function begin() {
   search.begin();
   browse.begin();
   groups.begin(move);
+  words.setUp(move);
   explain.begin();
   compare.begin();
   notes.setUp();

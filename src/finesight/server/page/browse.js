@@ -7,6 +7,7 @@ import { Grid } from "./grid.js";
 import { pictures, t } from "./i18n.js";
 import { go, place } from "./state.js";
 import { problem, waiting } from "./status.js";
+import * as words from "./words.js";
 
 const PAGE = 60;
 export const SAMPLES = 12;
@@ -53,9 +54,11 @@ export class Pages {
 export const all = new Grid($("#all"));
 const samples = new Grid($("#samples"));
 const pages = new Pages(all, $("#all-more"), async (offset, limit) => {
-  const page = await ask("items", { params: { offset, limit, text: place.text, ...filterParams() }, onwait: waiting });
+  const page = place.words
+    ? await words.page(offset, limit)
+    : await ask("items", { params: { offset, limit, text: place.text, ...filterParams() }, onwait: waiting });
   const count = pictures(page.total);
-  $("#browse-title").textContent = t(place.text ? "browse.text" : filtering() ? "browse.some" : "browse.all", { pictures: count, text: place.text });
+  $("#browse-title").textContent = place.words ? words.title(page.total) : t(place.text ? "browse.text" : filtering() ? "browse.some" : "browse.all", { pictures: count, text: place.text });
   $("#all-none").textContent = t(place.text ? "browse.none" : filtering() ? "filter.none" : "empty");
   show($("#all-none"), page.total === 0);
   if (offset === 0) say($("#browse-title").textContent);
@@ -64,6 +67,7 @@ const pages = new Pages(all, $("#all-more"), async (offset, limit) => {
 
 export function arrive() {
   if ($("#filter").value !== place.text) $("#filter").value = place.text;
+  words.present();
   return pages.start();
 }
 

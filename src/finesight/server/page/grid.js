@@ -80,7 +80,7 @@ function makeCard(item, why) {
       item.change ? el("span", { class: `change ${item.change.kind}`, text: item.change.text, title: item.change.title }) : null),
     el("div", { class: "foot" },
       el("span", { class: "name", text: item.name, title: item.path }),
-      score === null ? null : el("span", { class: "score", text: score, title: t("score.title") })),
+      score === null ? null : el("span", { class: "score", text: score, title: t(item.fits ? "score.words" : "score.title") })),
     item.facts ? el("div", { class: "facts quiet", text: item.facts }) : null,
     el("div", { class: "notes" }),
     el("div", { class: "actions" },

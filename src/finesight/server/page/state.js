@@ -4,7 +4,7 @@ import { kept } from "./dom.js";
 
 export const MOST_PINS = 4;
 const START = {
-  view: "search", q: "", features: "", by: "", box: "", k: 24, min: 0, diversity: 0, text: "", method: "kmeans", count: "", group: "",
+  view: "search", q: "", features: "", by: "", box: "", k: 24, min: 0, diversity: 0, text: "", words: "", method: "kmeans", count: "", group: "",
   folder: "", label: "", tag: "", since: "", until: "", camera: "", mine: "", threshold: 0.98, keep: "largest", color: "folder",
 };
 
@@ -34,7 +34,7 @@ export function go(changes, { replace = false } = {}) {
 }
 
 /** Settings that a new search does not keep. */
-export const FRESH = { view: "search", box: "", group: "", text: "" };
+export const FRESH = { view: "search", box: "", group: "", text: "", words: "" };
 
 class Marks extends EventTarget {
   pins = [];  // items, and what is known of their masks

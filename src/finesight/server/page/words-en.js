@@ -50,10 +50,12 @@ export default {
   "change.up.one": "1 place up", "change.up.other": "{count} places up", "change.down.one": "1 place down", "change.down.other": "{count} places down",
   "change.words.one": "After training, 1 of {pictures} is new, {moved} moved.", "change.words.other": "After training, {count} of {pictures} are new, {moved} moved.",
   // cards
-  "like": "More like this", "card": "{words}. More like this", "score": "score {score}", "score.title": "1 is the same picture",
+  "like": "More like this", "card": "{words}. More like this", "score": "score {score}", "score.title": "1 is the same picture", "score.words": "How well it fits the words: 0.3 is much",
   "why": "Why?", "why.of": "Why is {name} alike?", "pin": "Pin", "pinned": "Pinned", "pin.of": "Pin {name} to compare", "select.of": "Select {name}",
   "selected.say": "{name} selected.", "unselected.say": "{name} no longer selected.", "export.none": "There is nothing to export.", "exported": "{pictures} exported.",
   // all pictures
+  "words": "Search by words", "words.or": "Or say in words what you look for", "words.example": "a bird on water",
+  "words.found": "{pictures} that fit “{words}” best", "words.none": "No picture was compared with these words.",
   "filter": "Filter by folder or file name", "browse.all": "All {pictures}", "browse.text": "{pictures} with “{text}”", "browse.none": "No path contains that text.",
   // groups
   "groups.how": "How", "groups.kmeans": "All pictures, in this many groups", "groups.hdbscan": "Only pictures that are clearly alike", "groups.auto": "auto",
