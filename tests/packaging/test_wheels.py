@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import email
+import re
 import subprocess
 import sys
 import tomllib
@@ -19,7 +20,7 @@ from wheels import ROOT, build_wheel
 NAMES = ("finesight", "finesight-onnx")
 PAGE = ROOT / "src" / "finesight" / "server" / "page"
 LEFT_OUT = {"torch", "timm", "lightning", "safetensors", "matplotlib", "tensorboard", "pyarrow", "onnx"}
-PROMISED = {"milvus", "onnx", "export", "ray", "s3", "peft", "lora", "bench"}
+PROMISED = {"milvus", "onnx", "export", "ray", "s3", "peft", "lora", "bench", "docs"}
 
 
 @pytest.fixture(scope="module", params=NAMES)
@@ -82,6 +83,15 @@ def test_the_light_one_asks_for_the_same_without_what_trains() -> None:
         if name != "parquet":
             assert packages == extras[name]
     assert light_extras["parquet"] == [f"pyarrow>={whole['pyarrow']}"]
+
+
+def test_the_page_about_installing_names_every_extra_and_no_other() -> None:
+    text = (ROOT / "docs" / "install.md").read_text().partition("## Extras")[2].partition("\n## ")[0]
+    rows = [line.split("|") for line in text.splitlines() if line.startswith("| `")]
+    named = [(name, "✓" in row[3]) for row in rows for name in re.findall(r"`([^`]+)`", row[1])]
+    (_, whole), (_, light) = requirements(ROOT), requirements(ROOT / "packaging" / "finesight-onnx")
+    assert sorted(name for name, _ in named) == sorted(whole.keys() | light.keys())
+    assert {name for name, also in named if also} == light.keys()
 
 
 @pytest.mark.parametrize("version", [(3, 11), (3, 12), (3, 13)])
