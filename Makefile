@@ -65,9 +65,12 @@ audit: $(VENV)/.installed
 	$(BIN)/pip freeze --exclude-editable > $(VENV)/installed.txt
 	$(VENV)/audit/bin/pip-audit --strict --disable-pip --no-deps --progress-spinner off -r $(VENV)/installed.txt
 
-# Both wheels: finesight, and finesight-onnx for machines without torch (docs/install.md).
+# Both wheels: finesight, and finesight-onnx for machines without torch (docs/install.md). They have a folder each, so
+# that `pip install dist/*.whl` installs one of them.
+WHEEL := $(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation
 dist: $(VENV)/.installed
-	$(BIN)/pip wheel --quiet --disable-pip-version-check --no-deps --no-build-isolation --wheel-dir dist . ./packaging/finesight-onnx
+	$(WHEEL) --wheel-dir dist .
+	$(WHEEL) --wheel-dir dist/without-torch ./packaging/finesight-onnx
 
 clean:
 	rm -rf demo dist runs site $(VENV)
