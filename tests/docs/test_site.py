@@ -95,6 +95,14 @@ def test_the_reference_has_every_name_and_every_command(site: Path) -> None:
     for name in finesight.__all__:
         if name != "__version__":
             assert re.search(rf'id="finesight[\w.]*\.{name}"', python), name
+    for name in (
+        "Encoder.to_timm",
+        "Encoder.push_to_hub",
+        "Encoder.from_pretrained",
+        "sklearn.Embedder",
+        "search_words",
+    ):
+        assert re.search(rf'id="finesight[\w.]*\.{name}"', python), name
     commands = (site / "reference" / "commands.html").read_text(encoding="utf-8")
     for name in ("up", "train", "search", "datasets-check", "bench-table1"):
         assert f'id="finesight-{name}"' in commands, name
