@@ -27,8 +27,9 @@ def test_csv_alone_leaves_no_events_and_tensorboard_is_the_default(birds: Path, 
 
 
 @pytest.mark.slow
-def test_mlflow_continues_its_run(birds: Path, tmp_path: Path) -> None:
+def test_mlflow_continues_its_run(birds: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow = pytest.importorskip("mlflow", reason="mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # to read the files here; MLflow 3 asks for it
     out = tmp_path / "run"
     args = ("--data", birds, "--logger", "mlflow", "--logger", "tensorboard", "--checkpoint-minutes", "0", *SHORT)
     running = Command("train", "--out", out, *args)
