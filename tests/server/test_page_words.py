@@ -103,6 +103,32 @@ def test_on_a_phone_the_hits_come_first(browser: Browser, page_server: str, bird
         expect(page.get_by_role("button", name="Choices")).to_have_attribute("aria-expanded", "true")
 
 
+RIGHT = "Math.max(...[...document.querySelectorAll('select')].map((one) => one.getBoundingClientRect().right))"
+
+
+def test_on_a_phone_nothing_is_cut_off_and_the_filters_are_folded(browser: Browser, page_server: str) -> None:
+    options = {"viewport": {"width": 390, "height": 780}, "has_touch": True, "is_mobile": True, "locale": "de-DE"}
+    with opened(browser, page_server, **options) as tab:
+        for address, wait in (("?view=groups&count=3", ".group"), ("?view=browse", "#all .card")):
+            page = tab.go(address)
+            page.wait_for_selector(wait)
+            assert page.evaluate("document.documentElement.scrollWidth") <= 390, address
+            assert page.evaluate(RIGHT) <= 390, address
+            nav = page.locator("nav")
+            assert nav.evaluate("(node) => node.scrollWidth - node.clientWidth") <= 0, address
+        area = page.locator("#all .card").first.bounding_box()
+        assert area is not None
+        assert area["y"] < 780 / 3
+        expect(page.locator("#browse-filters")).to_be_hidden()
+        page.locator("#browse-toggle").click()
+        expect(page.locator("#browse-filters")).to_be_visible()
+        expect(page.locator("#browse-toggle")).to_have_attribute("aria-expanded", "true")
+        page.locator('#browse-filters [data-filter="folder"]').select_option("kind-2")
+        expect(page.locator("#all .card")).to_have_count(8)
+        page.locator("#browse-toggle").click()
+        expect(page.locator("#browse-filters")).to_be_visible()  # what is chosen is never hidden
+
+
 def test_pictures_are_sorted_as_people_do(tab: Tab) -> None:
     page = tab.go("?view=browse")
     page.wait_for_selector("#all .card")

@@ -64,6 +64,9 @@ export function setUp(changed) {
     select.addEventListener("change", () => { go({ [select.dataset.filter]: select.value }); present(); changed(); });
   }
   for (const button of $$("[data-unfilter]")) button.addEventListener("click", () => { go(NONE); present(); changed(); });
+  $("#browse-toggle").addEventListener("click", (event) => {  // on a phone the pictures come first
+    event.target.setAttribute("aria-expanded", $("#browse").classList.toggle("unfolded"));
+  });
   notes.addEventListener("change", present);
   present();
   loadFolders();

@@ -49,7 +49,7 @@ export default {
   "like": "Ähnliche suchen", "card": "{words}. Ähnliche suchen", "score": "Wert {score}", "score.title": "1 ist dasselbe Bild", "score.words": "Wie gut es zu den Worten passt: 0,3 ist viel",
   "why": "Warum?", "why.of": "Warum ist {name} ähnlich?", "pin": "Anheften", "pinned": "Angeheftet", "pin.of": "{name} zum Vergleichen anheften", "select.of": "{name} auswählen",
   "selected.say": "{name} ausgewählt.", "unselected.say": "{name} nicht mehr ausgewählt.", "export.none": "Es gibt nichts zu speichern.", "exported": "{pictures} gespeichert.",
-  "words": "Mit Worten suchen", "words.or": "Oder sagen Sie in Worten, was Sie suchen", "words.example": "a bird on water (englisch)",
+  "filters": "Filter", "words": "Mit Worten suchen", "words.or": "Oder sagen Sie in Worten, was Sie suchen", "words.example": "a bird on water (englisch)",
   "words.found": "Zu „{words}“ passen diese {pictures} am besten", "words.none": "Kein Bild wurde mit diesen Worten verglichen.",
   "filter": "Nach Ordner oder Dateiname filtern", "browse.all": "Alle {pictures}", "browse.text": "{pictures} mit „{text}“", "browse.none": "Kein Pfad enthält diesen Text.",
   "groups.how": "Art", "groups.kmeans": "Alle Bilder, in so vielen Gruppen", "groups.hdbscan": "Nur Bilder, die einander klar ähnlich sind", "groups.auto": "auto",

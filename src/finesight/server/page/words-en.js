@@ -54,7 +54,7 @@ export default {
   "why": "Why?", "why.of": "Why is {name} alike?", "pin": "Pin", "pinned": "Pinned", "pin.of": "Pin {name} to compare", "select.of": "Select {name}",
   "selected.say": "{name} selected.", "unselected.say": "{name} no longer selected.", "export.none": "There is nothing to export.", "exported": "{pictures} exported.",
   // all pictures
-  "words": "Search by words", "words.or": "Or say in words what you look for", "words.example": "a bird on water",
+  "filters": "Filters", "words": "Search by words", "words.or": "Or say in words what you look for", "words.example": "a bird on water",
   "words.found": "{pictures} that fit “{words}” best", "words.none": "No picture was compared with these words.",
   "filter": "Filter by folder or file name", "browse.all": "All {pictures}", "browse.text": "{pictures} with “{text}”", "browse.none": "No path contains that text.",
   // groups
