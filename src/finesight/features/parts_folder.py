@@ -59,11 +59,12 @@ def embed_on_cluster(
             files = [str(source.file(i)) for i in todo]
             rows = embed_on_ray(ray, run, files, framing, (name,), exact=encoder.exact, progress=progress)
             skipped += parts.write(rows, name, keys[todo], source.paths[todo], part_images)
+    written = len(parts.known())
     if out.suffix:
         parts.assemble(keys, source.paths, out)
     if skipped:
         write_skipped(skipped, out.with_name(f"{out.stem}.skipped.csv"))
-    return len(parts.known()), len(skipped)
+    return written, len(skipped)
 
 
 class Parts:

@@ -19,6 +19,7 @@ PATIENCE = 10.0  # seconds until a machine that does not answer is taken for gon
 CLIENT_PATIENCE = {"RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "5", "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "5"}
 SETTINGS = 4  # the number of a frame of HTTP/2
 LOOK_SECONDS = 60.0  # until all machines have been looked at; what is busy longer is not waited for
+LOOKS = 3  # at a machine that fails to answer and is still there
 SAMPLE = 4  # images that every machine must see one of
 
 
@@ -89,31 +90,42 @@ def require_able(ray: Any, files: Sequence[str]) -> None:
     step = max(len(files) // SAMPLE, 1)
     sample = [os.fsencode(file) for file in files[::step][:SAMPLE]]
     look = ray.remote(num_cpus=0, max_retries=0)(_looker())
-    nodes = [node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU")]
-    asked = {
-        look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False)).remote(sample): (
-            node["NodeManagerAddress"]
+    machines = _machines(ray)
+    for _ in range(LOOKS):
+        asked = {
+            look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(sample): node
+            for node in machines
+        }
+        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS) if asked else ([], [])
+        failed = set()
+        for answer in answered:
+            try:
+                version, missing, unseen = ray.get(answer)
+            except ray.exceptions.RayError:  # its process was lost, or the whole machine: then others do its work
+                failed.add(asked[answer])
+                continue
+            _require_fit(machines[asked[answer]], version, missing, unseen, os.fsdecode(sample[-1]))
+        machines = {node: name for node, name in _machines(ray).items() if node in failed}
+
+
+def _machines(ray: Any) -> dict[str, str]:
+    """Return the addresses of all nodes that compute and are there, as far as Ray knows."""
+    found = (node for node in ray.nodes() if node["Alive"] and node["Resources"].get("CPU"))
+    return {node["NodeID"]: node["NodeManagerAddress"] for node in found}
+
+
+def _require_fit(name: str, version: str, missing: str, unseen: str, image: str) -> None:
+    """Raise FineSightError if what a machine answered is not what is needed."""
+    machine = f"The machine {name} of the cluster"
+    if missing:
+        raise FineSightError(f"{machine} has no FineSight ({missing}): pip install 'finesight[ray]' there.")
+    if version != __version__:
+        raise FineSightError(f"{machine} has FineSight {version}, and this one has {__version__}: install the same.")
+    if unseen:
+        raise FineSightError(
+            f"{machine} does not see the images, as {address(image)} ({unseen}): they must lie there under the same "
+            "path, or behind an address as s3:// that it has access to."
         )
-        for node in nodes
-    }
-    answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS) if asked else ([], [])
-    for answer in answered:
-        try:
-            version, missing, unseen = ray.get(answer)
-        except ray.exceptions.RayError:  # it was lost meanwhile: others do its work
-            continue
-        machine = f"The machine {asked[answer]} of the cluster"
-        if missing:
-            raise FineSightError(f"{machine} has no FineSight ({missing}): pip install 'finesight[ray]' there.")
-        if version != __version__:
-            raise FineSightError(
-                f"{machine} has FineSight {version}, and this one has {__version__}: install the same."
-            )
-        if unseen:
-            raise FineSightError(
-                f"{machine} does not see the images, as {address(os.fsdecode(sample[-1]))} ({unseen}): they must lie "
-                "there under the same path, or behind an address as s3:// that it has access to."
-            )
 
 
 def _looker() -> Callable[[list[bytes]], tuple[str, str, str]]:
