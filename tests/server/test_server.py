@@ -70,6 +70,7 @@ def test_health(web: Web) -> None:
         "version": __version__,
         "progress": None,
         "problem": None,
+        "words": False,
         "default_features": "after",
         "features": [{"name": "after", **own}],
         "training": None,

@@ -18,6 +18,8 @@ ADDRESS = re.compile(r"^(?:ray://)?(?P<host>[^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P
 PATIENCE = 10.0  # seconds until a machine that does not answer is taken for gone
 CLIENT_PATIENCE = {"RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "5", "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "5"}
 SETTINGS = 4  # the number of a frame of HTTP/2
+BUSY = "Initialization failure from server"  # of Ray Client: a busy head did not begin a process for us in time
+INIT_TRIES = 3
 LOOK_SECONDS = 60.0  # until all machines have been looked at; what is busy longer is not waited for
 LOOKS = 3  # at a machine that fails to answer and is still there
 SAMPLE = 4  # images that every machine must see one of
@@ -42,10 +44,13 @@ def connected(cluster: str) -> Iterator[Any]:
         return
     _require_answer(cluster)
     own: dict[str, Any] = {"include_dashboard": False} if cluster == "local" else {}
-    try:
-        ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR, **own)
-    except Exception as error:  # ConnectionError, ValueError, RuntimeError: by where it fails
-        raise FineSightError(f"The Ray cluster {cluster} cannot be used: {first_line(error)}") from None
+    for tries_left in reversed(range(INIT_TRIES)):
+        try:
+            ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR, **own)
+            break
+        except Exception as error:  # ConnectionError, ValueError, RuntimeError: by where it fails
+            if not (tries_left and BUSY in str(error)):
+                raise FineSightError(f"The Ray cluster {cluster} cannot be used: {said(error)}") from None
     try:
         yield ray
     finally:
@@ -78,9 +83,10 @@ def _speaks_http2(connection: socket.socket) -> bool:
         return False
 
 
-def first_line(error: BaseException) -> str:
-    """Return what an error says, without traces."""
-    return (str(error).strip().splitlines() or [type(error).__name__])[0]
+def said(error: BaseException) -> str:
+    """Return what an error says, without traces: in the first line, or in the last one of a trace from the cluster."""
+    lines = str(error).strip().splitlines() or [type(error).__name__]
+    return lines[-1 if lines[0].startswith(BUSY) else 0]
 
 
 def require_able(ray: Any, files: Sequence[str]) -> None:
