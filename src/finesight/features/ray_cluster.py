@@ -98,20 +98,21 @@ def require_able(ray: Any, files: Sequence[str]) -> None:
     look = ray.remote(num_cpus=0, max_retries=0)(_looker())
     machines = _machines(ray)
     for _ in range(LOOKS):
+        if not machines:
+            return
         asked = {
             look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(sample): node
             for node in machines
         }
-        answered, _ = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS) if asked else ([], [])
         failed = set()
-        for answer in answered:
+        for answer in ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)[0]:
             try:
                 version, missing, unseen = ray.get(answer)
             except ray.exceptions.RayError:  # its process was lost, or the whole machine: then others do its work
                 failed.add(asked[answer])
                 continue
             _require_fit(machines[asked[answer]], version, missing, unseen, os.fsdecode(sample[-1]))
-        machines = {node: name for node, name in _machines(ray).items() if node in failed}
+        machines = {node: name for node, name in _machines(ray).items() if node in failed} if failed else {}
 
 
 def _machines(ray: Any) -> dict[str, str]:
