@@ -201,7 +201,7 @@ def test_addresses_that_lead_nowhere(run: Path, class_folders: Path, tmp_path: P
 
 
 def _embed_until_a_part(address: str, run: Path, folder: Path, out: Path) -> None:
-    """Die while the fourth part of 32 images is given its name."""
+    """Die while the fourth part of at most 32 images is given its name."""
     names = set()
 
     def watch(event: str, args: tuple[Any, ...]) -> None:
@@ -221,7 +221,8 @@ def test_a_user_that_dies_while_embedding(
     out = tmp_path / "parts"
     killed(_embed_until_a_part, cluster.address, run, many, out)
     before = {file: file.stat().st_mtime_ns for file in out.glob("part-*.parquet")}
-    assert len(parts_of(out)[0]) == 3 * 32
+    assert len(before) == 3
+    assert 3 <= len(parts_of(out)[0]) <= 3 * 32  # on a busy machine, a part is full after a minute
     written, skipped = embed_on_cluster("-", run, api.load(run), open_source(many), out, progress=False)
     assert (written, skipped) == (IMAGES, 1)
     assert {file: file.stat().st_mtime_ns for file in before} == before

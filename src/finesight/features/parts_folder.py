@@ -23,7 +23,7 @@ from finesight.features.writing import write_features
 from finesight.io.atomic import atomic_path
 
 PART = 1024  # images of a part …
-PART_SECONDS = 60.0  # … or what came in so long: a kill loses no more
+PART_SECONDS = 60.0  # … or what came in so long after its first one: a kill loses no more
 
 
 def embed_on_cluster(
@@ -110,16 +110,17 @@ class Parts:
         """Write what comes, some at a time, and return path and reason of what could not be embedded."""
         skipped: list[tuple[str, str]] = []
         waiting: list[tuple[bytes, str, Floats]] = []
-        since = time.monotonic()
+        since = 0.0
         try:
             for row in rows:
                 if row.reason:
                     skipped.append((str(paths[row.number]), row.reason))
                     continue
+                since = since if waiting else time.monotonic()
                 waiting.append((keys[row.number], str(paths[row.number]), row.features[pooling]))
                 if len(waiting) >= part_images or time.monotonic() - since >= PART_SECONDS:
                     self._write(waiting)
-                    waiting, since = [], time.monotonic()
+                    waiting = []
         finally:  # also if the cluster is lost, or the user stops it
             if waiting:
                 self._write(waiting)
