@@ -15,6 +15,21 @@ def unknown(kind: str, name: str, known: Iterable[str]) -> FineSightError:
     return FineSightError(f"There is no {kind} {name!r}. Nearest: {', '.join(near)}.")
 
 
+def first_line(error: BaseException) -> str:
+    """Return the first line of what an error says, or the error's type if it says nothing."""
+    return message_lines(error)[0]
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of what an error says, which names the cause where the error brings a trace along."""
+    return message_lines(error)[-1]
+
+
+def message_lines(error: BaseException) -> list[str]:
+    """Return the lines of an error's message that are not empty, or the error's type."""
+    return [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+
+
 class SkipImage(Exception):
     """One file that cannot be used; the message is the reason that goes into ``skipped.csv``."""
 

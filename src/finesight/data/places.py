@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from finesight.data.decode import UnreachableFile, os_reason
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, first_line
 from finesight.io.atomic import write_atomic
 
 SCHEMES = ("s3", "gs", "hf", "https", "http")
@@ -90,15 +90,13 @@ def reached(text: str | Path) -> Iterator[None]:
         is_web = address(text).startswith("http")
         if not is_web or why is None or isinstance(why, FileNotFoundError) or getattr(why, "status", 0) == 404:
             raise UnreachableFile("no such file or directory") from None
-        raise UnreachableFile(f"{address(text)}: {_short(why)}") from None
+        raise UnreachableFile(f"{address(text)}: {first_line(why)[:200]}") from None
     except OSError as error:
-        raise UnreachableFile(os_reason(error) if error.errno else f"{address(text)}: {_short(error)}") from None
+        raise UnreachableFile(
+            os_reason(error) if error.errno else f"{address(text)}: {first_line(error)[:200]}"
+        ) from None
     except Exception as error:  # each storage has errors of its own: botocore, aiohttp, google …
-        raise UnreachableFile(f"{address(text)}: {_short(error)}") from None
-
-
-def _short(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0][:200]
+        raise UnreachableFile(f"{address(text)}: {first_line(error)[:200]}") from None
 
 
 def remember(text: str, info: dict[str, Any]) -> None:
@@ -216,7 +214,7 @@ def _read_headers(container: str) -> dict[str, tuple[int, int]]:
                     if member.isfile():
                         found[member.name.removeprefix("./")] = member.offset_data, member.size
         except tarfile.TarError as error:
-            raise UnreachableFile(f"a damaged tar file ({_short(error)})") from None
+            raise UnreachableFile(f"a damaged tar file ({first_line(error)[:200]})") from None
     return found
 
 

@@ -16,13 +16,13 @@ from timm.layers.conv2d_same import Conv2dSame
 from timm.layers.std_conv import ScaledStdConv2dSame, StdConv2dSame
 from timm.models import SwinTransformer, SwinTransformerV2, SwinTransformerV2Cr
 
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, first_line
 from finesight.export.graph import Graph
 from finesight.export.verify import OutputDifference, check
 from finesight.features.encoder import Encoder
 from finesight.features.encoder_config import EncoderConfig
 from finesight.features.encoder_folder import fingerprint as read_fingerprint
-from finesight.features.onnx_runtime import AXES, FORMAT, IMAGES, KEY, REGION, VECTOR_AXES, first_line, require
+from finesight.features.onnx_runtime import AXES, FORMAT, IMAGES, KEY, REGION, VECTOR_AXES, require
 from finesight.io.atomic import atomic_path
 from finesight.nn.feature_map import Sides
 from finesight.version import __version__

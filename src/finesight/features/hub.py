@@ -6,12 +6,11 @@ import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, first_line
 from finesight.features.encoder_folder import CONFIG, WEIGHTS
 from finesight.features.model_card import model_card
 from finesight.io.atomic import write_atomic
 from finesight.nn.backbone_config import HUB_PREFIX
-from finesight.nn.weight_files import first_line
 from finesight.nn.weight_hub import hub_folder
 
 if TYPE_CHECKING:

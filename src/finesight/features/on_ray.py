@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from finesight.data.decode import UnreachableFile
 from finesight.data.geometry import Framing
-from finesight.errors import FineSightError, SkipImage
+from finesight.errors import FineSightError, SkipImage, last_line
 from finesight.features.encoder_folder import encoder_folder
 from finesight.features.ray_cluster import require_able
 from finesight.features.types import Floats
@@ -69,15 +69,11 @@ def embed_on_ray(
         batches = _far_batches(ray, work, seen) if far else work.batches(range(len(names)))
         yield from track(_rows(batches, poolings, seen), len(names), "embedding", show=progress)
     except (ray.exceptions.RayError, ConnectionError) as error:
-        raise FineSightError(f"The cluster stopped: {_cause(error)} The same command continues.") from None
+        raise FineSightError(
+            f"The cluster stopped: {last_line(error)[:300].rstrip('.')}. The same command continues."
+        ) from None
     if not seen.all():
         raise FineSightError(f"The cluster lost {int((~seen).sum()):,} of {len(names):,} images: run it again.")
-
-
-def _cause(error: BaseException) -> str:
-    """Return the last line of what Ray says, which names what went wrong at the bottom of its traces."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    return f"{(lines or [type(error).__name__])[-1][:300].rstrip('.')}."
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, first_line
 from finesight.nn.poolings import Pooling
 
 IMAGES, REGION = "images", "region"  # inputs
@@ -88,7 +88,3 @@ def read_metadata(session: Any, model: Path) -> dict[str, Any]:
     if found != FORMAT:
         raise FineSightError(f"{model} is of format {found}, not {FORMAT}: export the run again.")
     return dict(metadata)
-
-
-def first_line(error: Exception) -> str:
-    return str(error).strip().partition("\n")[0] or type(error).__name__

@@ -12,7 +12,7 @@ from typing import Any
 
 from finesight import __version__
 from finesight.data.places import address
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, first_line, last_line
 
 ADDRESS = re.compile(r"^(?:ray://)?(?P<host>[^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})$")
 PATIENCE = 10.0  # seconds until a machine that does not answer is taken for gone
@@ -49,8 +49,10 @@ def connected(cluster: str) -> Iterator[Any]:
             ray.init(address=cluster, log_to_driver=False, logging_level=logging.ERROR, **own)
             break
         except Exception as error:  # ConnectionError, ValueError, RuntimeError: by where it fails
-            if not (tries_left and BUSY in str(error)):
-                raise FineSightError(f"The Ray cluster {cluster} cannot be used: {said(error)}") from None
+            busy = BUSY in str(error)  # the head's trace follows
+            if not (tries_left and busy):
+                said = last_line(error) if busy else first_line(error)
+                raise FineSightError(f"The Ray cluster {cluster} cannot be used: {said}") from None
     try:
         yield ray
     finally:
@@ -81,12 +83,6 @@ def _speaks_http2(connection: socket.socket) -> bool:
         return connection.recv(4, socket.MSG_WAITALL)[3:] == bytes((SETTINGS,))
     except (TimeoutError, ConnectionError):
         return False
-
-
-def said(error: BaseException) -> str:
-    """Return what an error says, without traces: in the first line, or in the last one of a trace from the cluster."""
-    lines = str(error).strip().splitlines() or [type(error).__name__]
-    return lines[-1 if lines[0].startswith(BUSY) else 0]
 
 
 def require_able(ray: Any, files: Sequence[str]) -> None:

@@ -14,7 +14,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, first_line
 
 SUFFIXES = (".safetensors", ".pth", ".pt", ".tar", ".bin")
 INDEX = ".index.json"  # names the shards of a large model, as Hugging Face saves it
@@ -103,11 +103,6 @@ def some(names: list[str], count: int = 3) -> str:
     """Return the first names and how many there are."""
     more = f", … ({len(names)} in all)" if len(names) > count else ""
     return (", ".join(names[:count]) or "none") + more
-
-
-def first_line(error: BaseException) -> str:
-    """Return the first line of an error's message, or the error's type."""
-    return next(iter(str(error).strip().splitlines()), "") or type(error).__name__
 
 
 def _file_of_folder(folder: Path) -> Path:

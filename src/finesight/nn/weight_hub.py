@@ -11,9 +11,9 @@ from huggingface_hub.errors import EntryNotFoundError, HFValidationError, LocalE
 from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 from torch import nn
 
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, first_line
 from finesight.nn.backbone_config import HUB_PREFIX, TIMM_PREFIX
-from finesight.nn.weight_files import FOLDER_FILES, INDEX, SUFFIXES, first_line, shards
+from finesight.nn.weight_files import FOLDER_FILES, INDEX, SUFFIXES, shards
 
 
 def imagenet_model(name: str, *, hub_seconds: float = 10.0, **options: Any) -> nn.Module:

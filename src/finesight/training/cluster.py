@@ -25,7 +25,7 @@ from torch import distributed as dist
 from torch.distributed import TCPStore  # type: ignore[attr-defined]
 from torch.distributed.rendezvous import rendezvous
 
-from finesight.errors import FineSightError
+from finesight.errors import FineSightError, first_line
 from finesight.training.config import RuntimeConfig
 
 BEAT = 2.0  # seconds between two signs of life
@@ -137,8 +137,8 @@ def _meet(launch: Launch, runtime: RuntimeConfig) -> _Pulse:
         store = TCPStore(address, port, is_master=False, timeout=MEETING)
     except (RuntimeError, ValueError, OSError) as error:  # torch's own errors are RuntimeErrors
         raise FineSightError(
-            f"Not all of the {launch.processes} processes met at {address}:{port}: {_first_line(error)}. Check that "
-            "all machines run the same command and reach this address."
+            f"Not all of the {launch.processes} processes met at {address}:{port}: {first_line(error).rstrip('.')}. "
+            "Check that all machines run the same command and reach this address."
         ) from None
     return _Pulse(store, launch)
 
@@ -152,10 +152,6 @@ def _explained() -> Iterator[None]:
         if not dist.is_initialized() or not any(words in str(error).lower() for words in _CUT_OFF):
             raise
         raise FineSightError(f"Another process of this training has ended or is cut off. {AGAIN}") from error
-
-
-def _first_line(error: BaseException) -> str:
-    return (str(error).strip().splitlines() or [type(error).__name__])[0].rstrip(".")
 
 
 class _Pulse:
