@@ -97,7 +97,7 @@ def similarity(
         raise unknown("pooling", pooling.name, offered_poolings())
     if not pooling.is_sum_over_cells:
         raise FineSightError(f"A score by pooling {pooling.name!r} cannot be taken apart: it is no sum over cells.")
-    encoder.require(pooling)
+    encoder.pooler.require(pooling)
     views = open_view(encoder, query, region), open_view(encoder, hit)
     parts = feature_parts(encoder, views[0], pooling, region), feature_parts(encoder, views[1], pooling)
     return replace(decompose(*parts, pooling), views=views, names=(_name(query), _name(hit)))
@@ -117,7 +117,7 @@ def feature_parts(encoder: Encoder, view: View, pooling: Pooling, region: Box | 
     """Return what the encoder makes of one view, for ``decompose``."""
     views = encoder.normalize(view.pixels[None])
     attention, earlier = pooling.mask == ATTENTION, pooling.needs_earlier
-    output = encoder.limited(encoder.outputs(views, attention=attention, earlier=earlier))
+    output = encoder.pooler.limited(encoder.runner.outputs(views, attention=attention, earlier=earlier))
     phi, masked = output.phi, pooling.mask is not None and not pooling.per_projection
     mask = encoder.masks(output)[str(pooling.mask)] if masked else None
     if region is not None:

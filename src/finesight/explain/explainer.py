@@ -197,8 +197,8 @@ class Explainer:
         encoder, branch = self.encoder, self.encoder.branch
         size = encoder.batch_size(views.shape[2] * views.shape[3]) if encoder.device.type == "cpu" else len(views)
         with torch.no_grad():
-            parts = [encoder.outputs(part, attention=True) for part in torch.split(views, size)]
-            made = encoder.limited(joined(parts))
+            parts = [encoder.runner.outputs(part, attention=True) for part in torch.split(views, size)]
+            made = encoder.pooler.limited(joined(parts))
             output = encoder.pool(made, ())
             responses = None if branch is None else branch.responses(made.phi)
             winning = None if branch is None or responses is None else winners(branch, responses)

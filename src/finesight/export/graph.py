@@ -37,7 +37,7 @@ class Graph(nn.Module):
         outputs = {name: output.features[pooling] for name, pooling in self.poolings.items()}
         outputs[ATTENTION] = output.attention
         if self.encoder.branch is not None and RESPONSES in self.names:
-            outputs[RESPONSES] = self.encoder.branch.responses(self.encoder.limited(made).phi)
+            outputs[RESPONSES] = self.encoder.branch.responses(self.encoder.pooler.limited(made).phi)
         return (*(outputs[name] for name in self.names), phi)
 
 

@@ -73,7 +73,7 @@ class TorchEmbedder:
         every = range(len(regions))
         on_gpu = self.encoder.device.type != "cpu"
         size = len(regions) if on_gpu else self.encoder.batch_size(self.framing.resolution**2)
-        size = 1 if self.encoder.joint_masks else size
+        size = 1 if self.encoder.pooler.joint_masks else size
         groups = [i for i in every if regions[i] is None], [i for i in every if regions[i] is not None]
         return [group[start : start + size] for group in groups for start in range(0, len(group), size)]
 

@@ -75,7 +75,7 @@ def extract(
             features[name][rows] = batch.numpy()
         for name, batch in output.masks.items():
             masks[name][rows] = batch.numpy()
-    return Extracted(features, masks, masks[encoder.shown_mask])
+    return Extracted(features, masks, masks[encoder.pooler.shown_mask])
 
 
 def extract_together(
@@ -102,7 +102,7 @@ def extract_together(
 
     features = {name: concatenate(*(one.features[name] for one in parts))[places] for name in parts[0].features}
     masks = {name: np.concatenate([one.masks[name] for one in parts])[places] for name in parts[0].masks}
-    return Extracted(features, masks, masks[encoder.shown_mask])
+    return Extracted(features, masks, masks[encoder.pooler.shown_mask])
 
 
 def has_objects(source: ImageSource) -> bool:

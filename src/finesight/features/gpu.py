@@ -10,8 +10,10 @@ import torch
 from torch import Tensor, nn
 
 if TYPE_CHECKING:
-    from finesight.features.encoder import Encoder, EncoderOutput
+    from finesight.features.encoder import Encoder
+    from finesight.features.map_pooler import EncoderOutput
 
+SOME = 100  # images that are worth a copy of the network
 LEAST_COSINE = 0.999  # between the features of an image in half and in full precision
 TRIED = 32  # images of the first batch that they are compared on
 
@@ -25,7 +27,7 @@ class GpuCopy:
     def __init__(self, encoder: Encoder, device: str = "cuda", half: torch.dtype | None = torch.float16) -> None:
         self._original, self._state = encoder, weight_state(encoder)
         self._encoder, self._half = copy.deepcopy(encoder).to(device), half
-        self._encoder.extra_branches = {
+        self._encoder.pooler.extra_branches = {
             name: copy.deepcopy(branch).to(device) for name, branch in encoder.extra_branches.items()
         }
 
@@ -49,9 +51,9 @@ class GpuCopy:
 
     def _try_half(self, views: Tensor, half: torch.dtype) -> None:
         full = self._encoder.embed(views, "average")
-        self._encoder.half_type = half
+        self._encoder.runner.half_type = half
         if not agree(full, self._encoder.embed(views, "average")):
-            self._encoder.half_type = None
+            self._encoder.runner.half_type = None
 
 
 def agree(full: Tensor, half: Tensor) -> bool:

@@ -21,6 +21,7 @@ from finesight.features.gpu import weight_state
 from finesight.nn.backbone import Backbone, MapOutput
 from finesight.nn.earlier_map import two_maps
 
+MANY = 500  # images that are worth a trial
 WORTH = 1.05  # so many times as fast as torch it must be: making the session takes as long as some 30 images
 ROUNDS, MOST_ROUNDS = 3, 12  # of the trial: more than the least where other programs disturb it
 AGREE = 1.1  # the two fastest rounds of a way may differ by this factor

@@ -21,7 +21,7 @@ from finesight.data.sources import ImageSource
 from finesight.errors import FineSightError
 from finesight.evaluation import linear, probe_fits, softmax
 from finesight.evaluation.fractions import nested_fractions
-from finesight.features.encoder import BATCH, BATCH_PIXELS
+from finesight.features.map_runner import BATCH, BATCH_PIXELS
 from finesight.features.wide import WIDE
 from finesight.nn.earlier_map import find_earlier
 from finesight.nn.poolings import find_pooling
