@@ -2,45 +2,34 @@
 
 from __future__ import annotations
 
-import io
 import os
-import stat
-import time
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from finesight.data.decode import UnreachableFile, os_reason
-from finesight.data.geometry import Framing
-from finesight.data.places import as_path, is_place, read_place
-from finesight.data.places import stamp as place_stamp
+from finesight.data.places import as_path
 from finesight.data.sources import ImageSource, open_source
 from finesight.data.store import write_skipped
 from finesight.errors import FineSightError, SkipImage
-from finesight.features.embedder import TorchEmbedder, unit
+from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder_folder import encoder_folder
-from finesight.features.preprocess import picture_view
-from finesight.features.types import Embedder, Embedding, IndexingEmbedder, View
+from finesight.features.types import Embedder, IndexingEmbedder
 from finesight.io.console import format_count
 from finesight.io.parallel import available_cores, bounded_map
 from finesight.io.progress import PhaseProgress, phase_bar
-from finesight.search.base import Index, IndexItem, IndexMeta, NewItems
+from finesight.search.base import Index, IndexMeta
+from finesight.search.commit_batch import COMMIT_IMAGES, GROUP, CommitBatch
 from finesight.search.engines import create_index, index_exists, open_index
 from finesight.search.image_files import UNREADABLE_FOLDER, ImageFile, assign_ids, list_files
 from finesight.search.open_embedder import require_same
+from finesight.search.read_view import read_view
 
 if TYPE_CHECKING:
     from finesight.features.on_ray import Embedded
-
-COMMIT_IMAGES = 64  # images that are committed together …
-COMMIT_SECONDS = 5.0  # … or what is done after so long: a kill loses no more, or one group …
-GROUP = 32  # … of images that go through the network together
-FIRST = 8  # images of the first group; the next are twice as large each: the network waits for the first one to be read
-READ_TRIES, PAUSE = 3, 0.05  # to read a file that is being written, and seconds between them
 
 PHASES = {"listing": "listing images", "embedding": "embedding", "finishing": "making the search fast"}
 
@@ -99,26 +88,37 @@ def update_index(
     source = folder if isinstance(folder, ImageSource) else open_source(folder)
     require_root(index, source.root)
     with index.writing():
-        return _update(
-            index, embedder, source, workers, report_progress, stop, skipped_file, commit_images, leave, verify, cluster
-        )
+        report_progress("listing", 0, len(source))
+        todo, ids, update = _remove_vanished(index, source, leave, verify=verify)
+        if isinstance(embedder, TorchEmbedder) and cluster is None:
+            embedder.encoder.prepare_for(len(todo))
+        batch = CommitBatch(index, embedder, ids, update, commit_images)
+        new_ids = assign_ids((file.path for file in todo), ids)
+        work = _Work(todo, new_ids, Path(source.root), embedder, batch, report_progress, stop)
+        report_progress("embedding", 0, len(todo))
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the skip reasons
+            update.stopped = not (work.embed(workers) if cluster is None else work.embed_on_cluster(*cluster))
+            batch.embed()
+            batch.commit()
+            if not update.stopped:
+                report_progress("embedding", len(todo), len(todo))
+        if skipped_file is not None:
+            write_skipped(sorted(update.skipped), skipped_file)
+        if not update.stopped:
+            report_progress("finishing", 0, 1)
+            index.finish()
+            report_progress("finishing", 1, 1)
+    return update
 
 
-def _update(
-    index: Index,
-    embedder: Embedder,
-    source: ImageSource,
-    workers: int | None,
-    report_progress: PhaseProgress,
-    stop: Callable[[], bool] | None,
-    skipped_file: Path | None,
-    commit_images: int,
-    leave: Collection[str],
-    verify: bool,
-    cluster: tuple[str, str | Path] | None,
-) -> IndexUpdate:
-    """Bring an index that no one else writes to up to date."""
-    report_progress("listing", 0, len(source))
+def _remove_vanished(
+    index: Index, source: ImageSource, leave: Collection[str], *, verify: bool
+) -> tuple[list[ImageFile], dict[str, int], IndexUpdate]:
+    """Remove items whose files are gone; return the files to embed, the ids of the items that stay, and what was done.
+
+    Damaged items are embedded again.
+    """
     listed = index.list_items()
     paths = listed.paths.tolist()
     ids = dict(zip(paths, listed.ids.tolist(), strict=True))
@@ -133,49 +133,70 @@ def _update(
     if gone:
         index.remove(np.array(gone, np.int64))
     kept = len(ids) - sum(file.path in ids for file in todo)
-    update = IndexUpdate(removed=len(gone), kept=kept, skipped=skipped)
-    if isinstance(embedder, TorchEmbedder) and cluster is None:
-        embedder.encoder.prepare_for(len(todo))
-    batch = _Batch(index, embedder, ids, update, commit_images)
-    new_ids, root = assign_ids((file.path for file in todo), ids), Path(source.root)
-    report_progress("embedding", 0, len(todo))
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", module="PIL")  # what matters of them is in the skip reasons
-        local = todo if cluster is None else []
-        for done, (file, made) in enumerate(_on_cluster(cluster, embedder, root, todo), 1):
-            batch.take(file, made, new_ids[file.path])
-            report_progress("embedding", done, len(todo))
-            if stop is not None and done < len(todo) and stop():
-                update.stopped = True
-                break
+    return todo, ids, IndexUpdate(removed=len(gone), kept=kept, skipped=skipped)
+
+
+@dataclass(frozen=True)
+class _Work:
+    """The files of an update that are to be embedded, and what is needed for it."""
+
+    todo: list[ImageFile]
+    new_ids: dict[str, int]  # of the items of these files
+    root: Path
+    embedder: Embedder
+    batch: CommitBatch
+    report_progress: PhaseProgress
+    stop: Callable[[], bool] | None
+
+    def embed(self, workers: int | None) -> bool:
+        """Read the files, and embed and commit batch by batch. Return whether all were taken."""
         workers = workers or available_cores()
         ahead = -(-2 * GROUP // workers)  # so that the next group is there when the network has finished one
         views = bounded_map(
-            lambda file: read_view(root / file.path, embedder.framing), local, workers, ahead=ahead, stop=stop
+            lambda file: read_view(self.root / file.path, self.embedder.framing),
+            self.todo,
+            workers,
+            ahead=ahead,
+            stop=self.stop,
         )
         done = 0
         for done, (file, result) in enumerate(views, 1):
             if isinstance(result, SkipImage):
-                batch.skip(file.path, result)
+                self.batch.skip(file.path, result)
             else:
                 view, stamp = result
-                batch.add(view, new_ids[file.path], file.path, stamp)
-            if stop is not None and done < len(todo) and stop():
-                update.stopped = True
-                break
-            report_progress("embedding", done - len(batch.waiting), len(todo))
-        update.stopped = update.stopped or done < len(local)  # while one was waited for
-        batch.embed()
-        batch.commit()
-        if not update.stopped:
-            report_progress("embedding", len(todo), len(todo))
-    if skipped_file is not None:
-        write_skipped(sorted(update.skipped), skipped_file)
-    if not update.stopped:
-        report_progress("finishing", 0, 1)
-        index.finish()
-        report_progress("finishing", 1, 1)
-    return update
+                self.batch.add(view, self.new_ids[file.path], file.path, stamp)
+            if self._must_stop(done):
+                return False
+            self.report_progress("embedding", done - len(self.batch.waiting), len(self.todo))
+        return done == len(self.todo)  # else it was stopped while one was waited for
+
+    def embed_on_cluster(self, address: str, run: str | Path) -> bool:
+        """Let a Ray cluster embed the files, and commit what it makes of them. Return whether all were taken."""
+        for done, (file, made) in enumerate(self._made_on_cluster(address, run), 1):
+            self.batch.take(file, made, self.new_ids[file.path])
+            self.report_progress("embedding", done, len(self.todo))
+            if self._must_stop(done):
+                return False
+        return True
+
+    def _made_on_cluster(self, address: str, run: str | Path) -> Iterator[tuple[ImageFile, Embedded]]:
+        """Yield what the cluster makes of the files, in any order."""
+        if not self.todo:
+            return
+        from finesight.features.on_ray import embed_on_ray
+        from finesight.features.ray_cluster import connected
+
+        embedder = self.embedder
+        exact = isinstance(embedder, TorchEmbedder) and embedder.encoder.exact
+        files = [str(self.root / file.path) for file in self.todo]
+        with connected(address) as ray:
+            rows = embed_on_ray(ray, run, files, embedder.framing, embedder.spaces, exact=exact, progress=False)
+            for made in rows:
+                yield self.todo[made.number], made
+
+    def _must_stop(self, done: int) -> bool:
+        return self.stop is not None and done < len(self.todo) and self.stop()
 
 
 def update_run_index(
@@ -214,24 +235,6 @@ def update_run_index(
         )
 
 
-def _on_cluster(
-    cluster: tuple[str, str | Path] | None, embedder: Embedder, root: Path, todo: Sequence[ImageFile]
-) -> Iterator[tuple[ImageFile, Embedded]]:
-    """Yield what a Ray cluster makes of the files, in any order; nothing without a cluster."""
-    if cluster is None or not todo:
-        return
-    from finesight.features.on_ray import embed_on_ray
-    from finesight.features.ray_cluster import connected
-
-    address, run = cluster
-    exact = isinstance(embedder, TorchEmbedder) and embedder.encoder.exact
-    files = [str(root / file.path) for file in todo]
-    with connected(address) as ray:
-        rows = embed_on_ray(ray, run, files, embedder.framing, embedder.spaces, exact=exact, progress=False)
-        for made in rows:
-            yield todo[made.number], made
-
-
 def require_root(index: Index, root: str | Path) -> None:
     """Raise ``FineSightError`` if ``root`` is not the folder of the index: all items would seem to have vanished."""
     if os.path.realpath(root) != os.path.realpath(index.meta.root):
@@ -239,124 +242,6 @@ def require_root(index: Index, root: str | Path) -> None:
             f"The index is of the folder {index.meta.root}, not of {root}: an index belongs to one folder. "
             "Give that folder, or another place for a new index with --index."
         )
-
-
-class _Batch:
-    """Embeds views up to ``GROUP`` at a time and commits them to the index ``size`` at a time, or after some seconds.
-
-    ``ids`` are of items that the index had before.
-    """
-
-    def __init__(
-        self, index: Index, embedder: Embedder, ids: Mapping[str, int], update: IndexUpdate, size: int
-    ) -> None:
-        self.index, self.embedder, self.ids, self.update, self.size = index, embedder, ids, update, size
-        self.waiting: list[tuple[View, int, str, tuple[int, int]]] = []  # not embedded yet
-        self.group = FIRST  # so many of these go through the network together
-        self.first = 0.0  # when the first of these came
-        self._clear()
-
-    def _clear(self) -> None:
-        self.items: list[IndexItem] = []
-        self.embeddings: list[Embedding] = []
-        self.unusable: list[int] = []
-        self.since = time.monotonic()
-
-    def add(self, view: View, number: int, path: str, stamp: tuple[int, int]) -> None:
-        if not self.waiting:
-            self.first = time.monotonic()
-        self.waiting.append((view, number, path, stamp))
-        is_full = len(self.waiting) >= min(self.group, self.size - len(self.items))
-        if is_full or time.monotonic() - self.first >= COMMIT_SECONDS:
-            self.embed()
-            if len(self.items) >= self.size or time.monotonic() - self.since >= COMMIT_SECONDS:
-                self.commit()
-
-    def embed(self) -> None:
-        """Embed the views that wait, together."""
-        if not self.waiting:
-            return
-        embeddings = self.embedder.encode([view for view, *_ in self.waiting])
-        for (view, number, path, stamp), embedding in zip(self.waiting, embeddings, strict=True):
-            self.items.append(IndexItem(number, path, *stamp, view.width, view.height, embedding.mask))
-            self.embeddings.append(embedding)
-        self.waiting.clear()
-        self.group = min(GROUP, 2 * self.group)
-
-    def take(self, file: ImageFile, made: Embedded, number: int) -> None:
-        """Take what a cluster made of a file; its size and time are those of the listing."""
-        if made.reason:
-            return self.skip(file.path, (UnreachableFile if made.unreachable else SkipImage)(made.reason))
-        stamp = file.bytes, file.mtime_ns
-        self.items.append(IndexItem(number, file.path, *stamp, made.width, made.height, made.mask))
-        self.embeddings.append(Embedding({name: unit(values) for name, values in made.features.items()}, made.mask))
-        if len(self.items) >= self.size:
-            self.commit()
-        return None
-
-    def skip(self, path: str, reason: SkipImage) -> None:
-        """Remove an item that is no picture any more; keep one that cannot be reached now, as it may come back."""
-        self.update.skipped.append((path, str(reason)))
-        if path in self.ids:
-            if isinstance(reason, UnreachableFile):
-                self.update.kept += 1
-            else:
-                self.unusable.append(self.ids[path])
-                self.update.removed += 1
-
-    def commit(self) -> None:
-        if self.unusable:
-            self.index.remove(np.array(self.unusable, np.int64))
-        if self.items:
-            spaces = self.index.meta.spaces
-            vectors = {space: np.stack([one.features[space] for one in self.embeddings]) for space in spaces}
-            self.index.add(NewItems(self.items, vectors))
-            changed = sum(item.path in self.ids for item in self.items)
-            self.update.changed += changed
-            self.update.added += len(self.items) - changed
-        self._clear()
-
-
-def read_view(file: Path, framing: Framing) -> tuple[View, tuple[int, int]] | SkipImage:
-    """Return the view of a file with its size and time, or why it cannot be used.
-
-    A file that changes while it is read is read again: half of a picture is not damaged if the other half is just being
-    written.
-    """
-    if is_place(file):
-        try:
-            return picture_view(io.BytesIO(read_place(file)), framing), place_stamp(file)
-        except SkipImage as skip:
-            return skip
-    for _ in range(READ_TRIES):
-        try:
-            with open(file, "rb", opener=_open_nonblocking) as stream:
-                before = _stamp(stream.fileno())
-                result: tuple[View, tuple[int, int]] | SkipImage
-                try:
-                    result = picture_view(stream, framing), before
-                except SkipImage as skip:
-                    result = skip
-                if _stamp(stream.fileno()) == before:
-                    return result
-        except SkipImage as skip:
-            return skip
-        except OSError as error:
-            return UnreachableFile(os_reason(error))
-        time.sleep(PAUSE)
-    return UnreachableFile("it changed while it was read")
-
-
-def _open_nonblocking(path: str, flags: int) -> int:
-    """Open without waiting: a pipe would block for ever."""
-    return os.open(path, flags | os.O_NONBLOCK)
-
-
-def _stamp(handle: int) -> tuple[int, int]:
-    status = os.fstat(handle)
-    if not stat.S_ISREG(status.st_mode):
-        raise UnreachableFile("not a regular file")
-    return status.st_size, status.st_mtime_ns
 
 
 def open_or_create(where: str | Path, embedder: IndexingEmbedder, run: str | Path, root: str | Path) -> Index:
