@@ -11,36 +11,40 @@ One process writes at a time; any number read meanwhile, each search on one cons
 
 from __future__ import annotations
 
-import json
-import os
 import shutil
-import stat
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
 
 import numpy as np
 
-from finesight.data.decode import explain_os_errors
 from finesight.errors import FineSightError
 from finesight.features.encoder_folder import is_model_file
 from finesight.features.types import Floats
 from finesight.io.atomic import atomic_path, copy_folder, write_atomic
 from finesight.io.console import console, format_count
-from finesight.io.lock import Busy, acquire
 from finesight.search import structures
 from finesight.search.base import MODEL, Ids, Index, IndexItem, IndexMeta, ItemList, NewItems
 from finesight.search.checksums import CHECKED_BYTES, damaged_rows, row_sums
-from finesight.search.item_store import ANEW, Changes, ItemStore, State
-from finesight.search.notes import NOTES
+from finesight.search.index_folder import (
+    ENCODER,
+    ITEMS,
+    META,
+    explain_write_errors,
+    file_size,
+    find_index,
+    is_index,
+    lock_folder,
+    place_of_notes,
+    refuse_foreign,
+)
+from finesight.search.item_store import ANEW, Changes, ItemStore
 from finesight.search.snapshot import Snapshot
 from finesight.search.structures import FaissLimits, fit_structure
+from finesight.search.vector_files import VectorFiles
 
-META, ITEMS, ENCODER, LOCK = "index.json", "items.db", "encoder", "lock"
-RUN_INDEX = "index"  # folder of a run that its index is in
-FROZEN_INDEX = "frozen/index"  # folder of a run that has the index of the network before training
 MAX_DEAD_SHARE = 0.2  # of rows that no item owns; above it the vector files are written anew
 
 
@@ -58,6 +62,7 @@ class FaissIndex(Index):
             raise FineSightError(f"The index in {self.folder} is damaged or cannot be read: {error}") from error
         self.meta = IndexMeta.parse(text, f"The index in {self.folder}")
         self._store = ItemStore(self.folder / ITEMS)
+        self._vectors = VectorFiles(self.folder, self.meta)
         self._refreshing = threading.Lock()
         self._snapshot: Snapshot | None = None
         self._lock: IO[bytes] | None = None
@@ -69,32 +74,20 @@ class FaissIndex(Index):
 
         Of a run that has one before training and one after it, it is that of the encoder that was kept.
         """
-        folder = Path(where).expanduser()
-        in_run = [folder / RUN_INDEX, folder / FROZEN_INDEX]
-        if _keeps_frozen(folder):
-            in_run.reverse()
-        for candidate in (folder, *in_run):
-            if cls.exists(candidate):
-                return cls(candidate)
-        if not folder.exists():
-            raise FineSightError(f"There is no index {folder}: nothing is there. Make one with `finesight index`.")
-        if (folder / "encoder").exists() or (folder / "config.yaml").exists():
-            raise FineSightError(f"The run {folder} has no index yet. Make one with `finesight index {folder} FOLDER`.")
-        advice = f"Make one with `finesight index RUN FOLDER --index {folder}`."
-        raise FineSightError(f"There is no index in {folder}. {advice}")
+        return cls(find_index(where))
 
     @classmethod
     def exists(cls, where: str | Path) -> bool:
-        return (Path(where).expanduser() / META).exists()
+        return is_index(Path(where).expanduser())
 
     @classmethod
     def create(cls, where: str | Path, meta: IndexMeta, encoder: Path) -> Self:
         """Make an empty index with a copy of its encoder. ``index.json`` comes last: it makes the folder an index."""
         folder = Path(where).expanduser()
-        _refuse_foreign(folder)
-        with _writing(folder):
+        refuse_foreign(folder)
+        with explain_write_errors(folder):
             folder.mkdir(parents=True, exist_ok=True)
-            with _lock_folder(folder):
+            with lock_folder(folder):
                 if (folder / META).exists():
                     raise FineSightError(f"There is an index in {folder} already.")
                 for stale in (folder / ENCODER, *folder.glob(f".{ENCODER}.*")):  # of a process that was killed
@@ -149,7 +142,7 @@ class FaissIndex(Index):
             "items": now.count,
             **spaces[self.meta.spaces[0]],
             "spaces": spaces,
-            "bytes": sum(map(_file_size, self.folder.glob("**/*"))),
+            "bytes": sum(map(file_size, self.folder.glob("**/*"))),
         }
 
     def encoder_folder(self) -> Path:
@@ -168,12 +161,7 @@ class FaissIndex(Index):
 
     def notes_file(self) -> Path:
         """Return a file of the run if the index is in one, because a run replaces its indexes; else of the folder."""
-        own = self.folder.resolve()
-        for place in (FROZEN_INDEX, RUN_INDEX):
-            run = own.parents[place.count("/")]
-            if own == run / place and any((run / name).exists() for name in (ENCODER, "config.yaml", "frozen")):
-                return run / NOTES
-        return own / NOTES
+        return place_of_notes(self.folder)
 
     def close(self) -> None:
         self._store.close()
@@ -199,7 +187,7 @@ class FaissIndex(Index):
     def _refresh(self, held: Snapshot | None) -> Snapshot:
         """Return the latest snapshot; rows and structures that ``held`` has are taken from it."""
         changes = self._store.changes(held.state if held else None, held.last_dead if held else 0)
-        vectors = {space: self._map_rows(changes.state, space) for space in self.meta.spaces}  # first
+        vectors = {space: self._vectors.map(changes.state, space) for space in self.meta.spaces}  # first
         ids = np.full(changes.state.rows, -1, np.int64)
         if held is not None and held.state.generation == changes.state.generation:
             ids[: len(held.ids)] = held.ids
@@ -243,29 +231,11 @@ class FaissIndex(Index):
                 self._check_all, self._snapshot = True, None
         return self.snapshot().damaged
 
-    def _map_rows(self, state: State, space: str) -> Floats:
-        """Map the rows of a space, (rows, D): they are never in memory as a whole."""
-        if not state.rows:
-            return np.zeros((0, self.meta.width(space)), np.float32)
-        file = self._rows_file(state.generation, space)
-        self._require_rows(file, state, space)
-        return np.memmap(file, np.float32, "r", shape=(state.rows, self.meta.width(space)))
-
-    def _require_rows(self, file: Path, state: State, space: str) -> None:
-        if file.stat().st_size < state.rows * self._row_bytes(space):
-            raise FineSightError(f"The index in {self.folder} is damaged: {file.name} is too short. {ANEW}")
-
-    def _rows_file(self, generation: int, space: str) -> Path:
-        return self.folder / f"vectors-{generation}" / f"{space}.f32"
-
-    def _row_bytes(self, space: str) -> int:
-        return 4 * self.meta.width(space)
-
     # --- writing --------------------------------------------------------------------------------------------------
 
     @contextmanager
     def writing(self) -> Iterator[None]:
-        with _writing(self.folder):
+        with explain_write_errors(self.folder):
             self._acquire()
         try:
             yield
@@ -276,24 +246,19 @@ class FaissIndex(Index):
         items = self.check_batch(batch)
         if not items:
             return
-        with _writing(self.folder):
+        with explain_write_errors(self.folder):
             self._acquire()
-            state = self._store.state()
-            for space in self.meta.spaces:
-                with open(self._rows_file(state.generation, space), "r+b") as file:
-                    file.seek(state.rows * self._row_bytes(space))
-                    file.write(np.ascontiguousarray(batch.vectors[space], np.float32).data)
-                    _sync(file)
+            self._vectors.append(self._store.state(), batch.vectors)
         self._store.add(items, row_sums([batch.vectors[space] for space in self.meta.spaces]))
 
     def remove(self, ids: Ids) -> None:
-        with _writing(self.folder):
+        with explain_write_errors(self.folder):
             self._acquire()
         self._store.remove(np.asarray(ids, np.int64))
 
     def finish(self) -> None:
         """Build the structures that are needed, and let other processes write from then on."""
-        with _writing(self.folder):
+        with explain_write_errors(self.folder):
             self._acquire()
             now = self.snapshot()
             if len(now.damaged):  # their images are gone too, or cannot be read now
@@ -311,29 +276,20 @@ class FaissIndex(Index):
     def _compact(self, now: Snapshot) -> None:
         """Copy the rows that have an owner to files of the next generation, and commit to those."""
         kept, generation = np.flatnonzero(now.live), now.state.generation + 1
-        (self.folder / f"vectors-{generation}").mkdir(exist_ok=True)
-        for space in self.meta.spaces:
-            with open(self._rows_file(generation, space), "wb") as file:
-                for start in range(0, len(kept), structures.BLOCK):
-                    file.write(np.ascontiguousarray(now.vectors[space][kept[start : start + structures.BLOCK]]).data)
-                _sync(file)
+        self._vectors.copy(now.vectors, kept, generation)
         self._store.compact(kept, generation)
 
     def _acquire(self) -> None:
         """Become the only writer, and cut off what a killed one left."""
         if self._lock is not None:
             return
-        self._lock = _lock_folder(self.folder)
+        self._lock = lock_folder(self.folder)
         try:
             state = self.snapshot().state  # raises if the index is damaged: then nothing must be cut off
         except FineSightError:
             self._release()
             raise
-        (self.folder / f"vectors-{state.generation}").mkdir(exist_ok=True)
-        for space in self.meta.spaces:
-            with open(self._rows_file(state.generation, space), "ab") as file:
-                self._require_rows(Path(file.name), state, space)
-                file.truncate(state.rows * self._row_bytes(space))
+        self._vectors.cut_off(state)
         self._remove_stale()
 
     def _release(self) -> None:
@@ -349,50 +305,3 @@ class FaissIndex(Index):
                 shutil.rmtree(path, ignore_errors=True)
             elif path.name.endswith((".faiss", ".faiss.tmp")) and path.name not in named:
                 path.unlink(missing_ok=True)
-
-
-def _keeps_frozen(run: Path) -> bool:
-    """Return whether the verdict on a run was that the frozen features are better."""
-    try:
-        return bool(json.loads((run / "verdict.json").read_text(encoding="utf-8"))["kept"] == "frozen")
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
-
-
-def _refuse_foreign(folder: Path) -> None:
-    """Raise ``FineSightError`` if ``folder`` is a file or holds anything that is not of an index."""
-    if not folder.exists():
-        return
-    if not folder.is_dir():
-        raise FineSightError(f"{folder} is a file: --index must be a folder.")
-    ours = {ENCODER, ITEMS, f"{ITEMS}-journal", LOCK, META, MODEL, NOTES, f"{NOTES}-journal"}
-    scratch = (f".{ENCODER}.", f".{META}.", f".{MODEL}.")
-    if any(path.name not in ours and not path.name.startswith(scratch) for path in folder.iterdir()):
-        raise FineSightError(f"{folder} is not empty and holds no index: give --index a new folder.")
-
-
-def _lock_folder(folder: Path) -> IO[bytes]:
-    """Lock the folder for writing and return the handle that holds the lock."""
-    try:
-        return acquire(folder / LOCK)
-    except Busy:
-        raise FineSightError(f"Another process is writing to the index {folder}: wait for it to end.") from None
-
-
-def _writing(folder: Path) -> AbstractContextManager[None]:
-    return explain_os_errors(f"The index {folder} cannot be written", "make room, or give --index another folder")
-
-
-def _sync(file: IO[bytes]) -> None:
-    """Put the data on the disk, so that a commit never names rows that a power cut took."""
-    file.flush()
-    os.fsync(file.fileno())
-
-
-def _file_size(file: Path) -> int:
-    """Return the bytes of a file, 0 of a folder or of a journal that its writer has just removed."""
-    try:
-        status = file.stat()
-    except FileNotFoundError:
-        return 0
-    return status.st_size if stat.S_ISREG(status.st_mode) else 0

@@ -24,7 +24,8 @@ from finesight.data.store import default_cache_dir
 from finesight.errors import FineSightError
 from finesight.io.atomic import atomic_path
 from finesight.search.base import Ids, IndexMeta, NewItems
-from finesight.search.faiss_index import LOCK, META, FaissIndex
+from finesight.search.faiss_index import FaissIndex
+from finesight.search.index_folder import LOCK, META
 
 MANIFEST = "manifest.json"
 CHUNK = 1 << 20

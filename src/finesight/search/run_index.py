@@ -10,7 +10,7 @@ from finesight.features.embedder import TorchEmbedder
 from finesight.features.encoder_folder import warn_of_random_weights
 from finesight.search.build import IndexUpdate, open_or_create, update_run_index
 from finesight.search.engines import index_exists, open_index
-from finesight.search.faiss_index import FROZEN_INDEX, RUN_INDEX
+from finesight.search.index_folder import FROZEN_INDEX, RUN_INDEX
 
 
 def index_images(

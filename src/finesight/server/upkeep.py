@@ -22,7 +22,7 @@ from finesight.io.lock import Busy, acquire
 from finesight.search.base import Ids
 from finesight.search.build import IndexUpdate, open_or_create
 from finesight.search.engines import index_exists, open_index
-from finesight.search.faiss_index import RUN_INDEX
+from finesight.search.index_folder import RUN_INDEX
 from finesight.search.watch import Change, FolderWatch
 from finesight.server import schemas
 from finesight.server.feature_sets import AFTER, BEFORE, FeatureSet, FeatureSets
