@@ -108,7 +108,9 @@ def train(
     quiet: Quiet = False,
 ) -> None:
     """Learn features from a folder of images. Run the same command again to continue."""
-    from finesight.training.config import RuntimeConfig, commented_yaml, dotted, read_yaml, validate_settings
+    from finesight.training.config import RuntimeConfig, validate_settings
+    from finesight.training.config_file import commented_yaml, read_yaml
+    from finesight.training.dotted_keys import dotted
 
     flags = {
         "data": data,

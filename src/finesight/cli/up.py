@@ -144,7 +144,7 @@ def prepare(run: Path, folder: Path, wanted: Wanted, runtime: RuntimeConfig) -> 
 
     from finesight.io.atomic import write_atomic
     from finesight.methods.base import find_method
-    from finesight.training.config import flat
+    from finesight.training.dotted_keys import flat
     from finesight.training.presets import plan_training
     from finesight.training.run_folder import RunFolder
     from finesight.training.save_encoder import frozen_encoder

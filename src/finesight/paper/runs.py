@@ -17,7 +17,9 @@ from finesight.paper.machine import Meter, Usage
 from finesight.paper.processes import run_commands
 from finesight.paper.rows import UNTRAINED
 from finesight.report.train import train_and_report
-from finesight.training.config import RuntimeConfig, TrainConfig, flat, write_yaml
+from finesight.training.config import RuntimeConfig, TrainConfig
+from finesight.training.config_file import write_yaml
+from finesight.training.dotted_keys import flat
 from finesight.training.health import collapse_warning
 from finesight.training.metrics_log import read_metrics
 from finesight.training.run_folder import RunFolder

@@ -21,7 +21,7 @@ from finesight.search.build import IndexUpdate
 from finesight.search.hits import Hits
 from finesight.search.run_index import index_images
 from finesight.search.searcher import search_images
-from finesight.training.config import flat
+from finesight.training.dotted_keys import flat
 from finesight.training.progress import read_progress
 from finesight.training.run_folder import RunFolder
 from finesight.training.verdict import Verdict, read_verdict

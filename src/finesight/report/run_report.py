@@ -25,7 +25,7 @@ from finesight.plots.figures import curves
 from finesight.plots.html import Section, build_report
 from finesight.plots.sheets import RetrievalRow, attention_overlays, projections, retrieval_rows
 from finesight.report.verdict import verdict_sections
-from finesight.training.config import flat
+from finesight.training.dotted_keys import flat
 from finesight.training.metrics_log import metric_series
 from finesight.training.run_folder import RunFolder
 from finesight.training.train import metric_words

@@ -1,20 +1,17 @@
-"""What a run is made of, as typed models: an unknown or wrong key is an error that names it."""
+"""The settings of a run as typed models, filled from a method's defaults: a wrong key is an error that names it."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal, Self, TypeVar
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, create_model, model_validator
 
 from finesight.data.geometry import MAX_SIDE, Framing
 from finesight.data.named_path import absolute_named_path
 from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
-from finesight.io.atomic import write_atomic
 from finesight.io.console import console
 from finesight.methods.base import OBJECTIVES, Method, ObjectiveConfig, find_method
 from finesight.nn.backbone_config import BackboneConfig, is_hub_name
@@ -22,11 +19,29 @@ from finesight.nn.pixels import own_pixels
 from finesight.nn.pooling_config import PoolingName, TrainPooling
 from finesight.nn.poolings import EARLIER_WEIGHT, find_pooling
 from finesight.rationale.config import VARIANTS, RationaleConfig
+from finesight.training.config_file import read_yaml, write_yaml
+from finesight.training.dotted_keys import dotted, flat, nested
 from finesight.training.hooks import HOOKS
 from finesight.training.renamed import current_settings
 
+__all__ = [
+    "FocusConfig",
+    "OptimConfig",
+    "RuntimeConfig",
+    "SaliencyConfig",
+    "TrainConfig",
+    "ValidationConfig",
+    "build_config",
+    "dotted",
+    "flat",
+    "nested",
+    "read_yaml",
+    "train_config",
+    "validate_settings",
+    "write_yaml",
+]
+
 M = TypeVar("M", bound=BaseModel)
-LARGEST_FILE, LARGEST_TABLE = 2**17, 10_000  # bytes and values of a configuration: real ones have some hundred
 
 
 class _Model(BaseModel):
@@ -265,96 +280,3 @@ def validate_settings(model: type[M], **values: Any) -> M:
             table = isinstance(problem["input"], dict)  # a whole table says nothing
             lines.append(f"  {key}{known}" + ("" if table else f", got {problem['input']!r}"))
         raise FineSightError("\n".join(lines)) from error
-
-
-def nested(flat: dict[str, Any]) -> dict[str, Any]:
-    """{'views.resolution': 112} -> {'views': {'resolution': 112}}; nested tables are merged."""
-    tree: dict[str, Any] = {}
-    for key, value in flat.items():
-        *folders, leaf = str(key).split(".")
-        here = tree
-        for folder in folders:
-            here = _table(here, folder)
-        if isinstance(value, dict):
-            _table(here, leaf).update(nested(value))
-        else:
-            here[leaf] = value
-    return tree
-
-
-def _table(tree: dict[str, Any], key: str) -> dict[str, Any]:
-    """Return the table under ``key``; a plain value there is replaced by an empty table."""
-    if not isinstance(tree.get(key), dict):
-        tree[key] = {}
-    table: dict[str, Any] = tree[key]
-    return table
-
-
-def flat(config: BaseModel) -> dict[str, Any]:
-    """{'views': {'resolution': 112}} -> {'views.resolution': 112}, for comparing and listing."""
-    return dotted(config.model_dump(mode="json"))
-
-
-def dotted(tree: dict[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return nested tables as one with dotted keys: the inverse of ``nested``."""
-    pairs: dict[str, Any] = {}
-    for key, value in tree.items():
-        name = f"{prefix}{key}"
-        pairs.update(dotted(value, f"{name}.") if isinstance(value, dict) else {name: value})
-    return pairs
-
-
-def read_yaml(file: Path) -> dict[str, Any]:
-    """Return a configuration file as a nested table.
-
-    Raises FineSightError if it cannot be read or is not a table, or is larger than any: one that names the same part
-    again and again would take all memory.
-    """
-    try:
-        with file.open("rb") as stream:
-            text = stream.read(LARGEST_FILE + 1).decode("utf-8")
-        if len(text) > LARGEST_FILE:
-            raise FineSightError(f"{file} is no configuration: it has more than {LARGEST_FILE:,} bytes.")
-        if count_nodes(yaml.compose(text, yaml.SafeLoader), LARGEST_TABLE) > LARGEST_TABLE:
-            raise FineSightError(f"{file} is no configuration: it has more than {LARGEST_TABLE:,} settings.")
-        values = yaml.safe_load(text)
-    except RecursionError as error:
-        raise FineSightError(f"{file} is no configuration: its tables are nested too deeply.") from error
-    except (OSError, yaml.YAMLError, ValueError) as error:
-        raise FineSightError(f"{file} cannot be read as a configuration: {error}") from error
-    if not isinstance(values, dict):
-        raise FineSightError(f"{file} is not a configuration: it must be a table of settings.")
-    return values
-
-
-def count_nodes(root: yaml.Node | None, most: int) -> int:
-    """Return how many values a YAML document stands for, aliases written out; counting stops after ``most``."""
-    count, waiting = 0, [] if root is None else [root]
-    while waiting and count <= most:
-        node = waiting.pop()
-        count += 1
-        if isinstance(node, yaml.MappingNode):
-            waiting += [part for pair in node.value for part in pair]
-        elif isinstance(node, yaml.SequenceNode):
-            waiting += node.value
-    return count
-
-
-def commented_yaml(config: BaseModel, comments: Mapping[str, str]) -> str:
-    """Return the configuration as YAML with a comment behind each of the settings (dotted names) that has one."""
-    lines: list[str] = []
-    path: list[str] = []
-    for line in yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False, width=float("inf")).splitlines():
-        text = line.lstrip()
-        if not text.startswith("- "):
-            del path[(len(line) - len(text)) // 2 :]
-            path.append(text.partition(":")[0])
-            comment = comments.get(".".join(path))
-            line = line if comment is None else f"{line}  # {comment}"
-        lines.append(line)
-    return "\n".join(lines) + "\n"
-
-
-def write_yaml(config: BaseModel, file: Path) -> None:
-    """Write the configuration to ``file``, whole or not at all."""
-    write_atomic(file, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))

@@ -14,7 +14,8 @@ from lightning.pytorch.loggers import Logger
 
 from finesight.errors import FineSightError
 from finesight.io.atomic import write_atomic
-from finesight.training.config import TrainConfig, flat
+from finesight.training.config import TrainConfig
+from finesight.training.dotted_keys import flat
 from finesight.training.run_folder import RunFolder
 
 LoggerName = Literal["tensorboard", "csv", "wandb", "mlflow"]

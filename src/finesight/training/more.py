@@ -8,7 +8,7 @@ import shutil
 from finesight.errors import FineSightError
 from finesight.io.atomic import write_atomic
 from finesight.training.checkpoints import checkpoints
-from finesight.training.config import write_yaml
+from finesight.training.config_file import write_yaml
 from finesight.training.run_folder import RunFolder
 
 

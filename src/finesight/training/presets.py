@@ -23,7 +23,8 @@ from finesight.nn.distributed import from_first
 from finesight.training.budget import FEWEST_STEPS, Pace, Work, measure, minutes_for, steps_within
 from finesight.training.cluster import find_launch, is_main_process
 from finesight.training.color_rule import MILD, choose_colors
-from finesight.training.config import RuntimeConfig, TrainConfig, build_config, dotted, flat, nested
+from finesight.training.config import RuntimeConfig, TrainConfig, build_config
+from finesight.training.dotted_keys import dotted, flat, nested
 from finesight.training.folder import SAMPLE, Folder, can_train, free_memory, look_at
 from finesight.training.gentle import GENTLE, choose_settings
 from finesight.training.lengths import Choice, Choices, Circumstances, length_settings

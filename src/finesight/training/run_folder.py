@@ -12,7 +12,9 @@ from finesight.data.views import ViewConfig
 from finesight.errors import FineSightError
 from finesight.io.atomic import remove_scratch
 from finesight.io.lock import Busy, acquire
-from finesight.training.config import TrainConfig, build_config, dotted, flat, read_yaml, write_yaml
+from finesight.training.config import TrainConfig, build_config
+from finesight.training.config_file import read_yaml, write_yaml
+from finesight.training.dotted_keys import dotted, flat
 from finesight.training.renamed import current_settings
 
 CONTENTS = (
