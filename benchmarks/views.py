@@ -6,8 +6,9 @@
 
 All begin with decoded images of the same size in memory and end with two batches of normalized views of MoCo v2's
 distribution. With one core, all run in this process and seconds are those of the processor: it may be busy. With two or
-more, FineSight uses as many threads, the others as many worker processes of a DataLoader, and seconds are those of the
-clock: nothing else should run. What counts is the median over the rounds of the ratio to lightly.
+more, the others use as many worker processes of a DataLoader; FineSight uses as many threads (as ``finesight train``
+does), one thread, or as many worker processes. Seconds are then those of the clock: nothing else should run. What
+counts is the median over the rounds of the ratio to lightly.
 """
 
 from __future__ import annotations
@@ -68,6 +69,22 @@ def decode(folder: Path, resolution: int, count: int) -> DecodedCache:
     return open_cache(open_source(pictures), cache_side(resolution), cache_dir=folder / "cache", progress=False)
 
 
+class Batches(Dataset[Any]):
+    """Both views of the images of a batch, by FineSight, for the worker processes of a DataLoader."""
+
+    def __init__(self, cache: DecodedCache, config: ViewConfig) -> None:
+        self.cache, self.config = cache, config
+
+    def __len__(self) -> int:
+        return -(-len(self.cache) // BATCH)
+
+    def __getitem__(self, number: int) -> list[Tensor]:
+        generator = torch.Generator().manual_seed(number)
+        rows = range(number * BATCH, min((number + 1) * BATCH, len(self.cache)))
+        canvas, sizes = self.cache.batch(rows)
+        return [apply_views(kind, canvas, sample_params(kind, sizes, generator)) for kind in self.config.kinds()]
+
+
 def finesight_views(cache: DecodedCache, config: ViewConfig, threads: int) -> Callable[[], None]:
     generator = torch.Generator().manual_seed(0)
 
@@ -110,10 +127,10 @@ def peers(config: ViewConfig) -> dict[str, Views]:
 
 def peer_views(images: list[Any], transform: Views, workers: int) -> Callable[[], None]:
     """Return a way to make all views: in this process, or in so many others that stay."""
-    loader = DataLoader(
-        Pictures(images, transform), BATCH, num_workers=workers, persistent_workers=workers > 0, drop_last=False
-    )
+    return all_of(DataLoader(Pictures(images, transform), BATCH, num_workers=workers, persistent_workers=workers > 0))
 
+
+def all_of(loader: DataLoader[Any]) -> Callable[[], None]:
     def run() -> None:
         torch.set_num_threads(1)
         for _ in loader:
@@ -135,6 +152,8 @@ def measure(resolution: int, cores: int, rounds: int, count: int) -> dict[str, A
             ways[name] = peer_views(tensors if "tensors" in name else pictures, transform, workers)
         if cores > 1:
             ways["finesight, one thread"] = finesight_views(cache, config, 1)
+            loader = DataLoader(Batches(cache, config), None, num_workers=cores, persistent_workers=True)
+            ways["finesight, processes"] = all_of(loader)
         torch.set_num_threads(cores)  # with one, the clock is the processor's
         seconds = take_turns(ways, rounds)
     return {
