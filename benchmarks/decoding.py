@@ -33,7 +33,9 @@ from finesight.features.embedder import TorchEmbedder
 from finesight.io.parallel import available_cores
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.paper.machine import record_measurement
-from finesight.search.build import GROUP, open_or_create, read_view, update_index
+from finesight.search.build import open_or_create, update_index
+from finesight.search.commit_batch import GROUP
+from finesight.search.read_view import read_view
 
 PHOTOS = {"0.1 megapixels": (500, 375), "12 megapixels": (4000, 3000)}
 RESOLUTION = 224

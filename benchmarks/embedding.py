@@ -34,8 +34,8 @@ from timing import clock, ratio
 from torch import Tensor
 
 from finesight.api import frozen
-from finesight.features.encoder import MANY, Encoder
-from finesight.features.onnx_maps import find_faster
+from finesight.features.encoder import Encoder
+from finesight.features.onnx_maps import MANY, find_faster
 from finesight.io.parallel import available_cores
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.paper.machine import record_measurement

@@ -24,7 +24,7 @@ import torch
 from finesight.api import frozen
 from finesight.data.sources import open_source
 from finesight.export.onnx import export_onnx
-from finesight.export.quantize import compared, quantize
+from finesight.export.quantize import compare_outputs, quantize
 from finesight.export.verify import reference
 from finesight.features.onnx_runtime import ATTENTION, AVERAGE, FEATURE, IMAGES, open_session, require
 from finesight.features.preprocess import picture_view
@@ -91,7 +91,7 @@ def main() -> None:
         },
         "check": whole.summary()["differences"],
         "int8": {key: value for key, value in small.summary().items() if key != "file"},
-        "on_pictures": {name: compared(outputs["torch"], outputs[name]) for name in ("onnx fp32", "onnx int8")},
+        "on_pictures": {name: compare_outputs(outputs["torch"], outputs[name]) for name in ("onnx fp32", "onnx int8")},
         "relative_time": {name: float(np.median(values / times["torch"])) for name, values in times.items()},
         "relative_time_quartiles": {
             name: np.percentile(values / times["torch"], (25, 75)).tolist() for name, values in times.items()

@@ -1,16 +1,20 @@
-"""Nothing heavy before it is needed: a shell that asks for --help must not wait for torch."""
+"""Heavy modules are imported only when they are needed, and scripts import names that exist."""
 
 from __future__ import annotations
 
+import ast
+import importlib
 import json
 import resource
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from processes import environment
 
+ROOT = Path(__file__).parents[1]
 HEAVY = ("torch", "torchvision", "timm", "lightning", "matplotlib", "pyarrow", "tensorboard", "scipy")
 PROGRAM = """
 import json, sys
@@ -85,3 +89,17 @@ def test_help_takes_less_than_a_second(args: tuple[str, ...]) -> None:
             break
     assert done.stdout
     assert best < 1.0
+
+
+SCRIPTS = sorted(file for name in ("benchmarks", "docs", "notebooks") for file in (ROOT / name).glob("*.py"))
+
+
+@pytest.mark.parametrize("file", SCRIPTS, ids=lambda file: f"{file.parent.name}/{file.name}")
+def test_scripts_import_what_there_is(file: Path) -> None:
+    """Scripts that no other test runs break unnoticed when a name is moved."""
+    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.ImportFrom) and (node.module or "").split(".")[0] == "finesight":
+            module = importlib.import_module(str(node.module))
+            for name in (alias.name for alias in node.names):
+                if not hasattr(module, name):
+                    importlib.import_module(f"{node.module}.{name}")  # a module of the package

@@ -29,9 +29,11 @@ def test_every_output_is_the_encoders(pooling: str, variant: VariantName | None)
         wanted = reference(encoder, images, region, graph.names)
         assert set(graph.names) == set(wanted)
         for name, output in zip(graph.names, outputs, strict=True):
-            # a mask is stretched from 0 to 1, and with it the rounding of tokens that are nearly alike
+            # The mask of tokens that are nearly alike is stretched from 0 to 1, and so is its rounding.
             stretched = encoder.backbone.signed and name == "attention"
-            assert_close(output, torch.from_numpy(wanted[name]), rtol=1e-4, atol=1e-3 if stretched else 1e-5)
+            pooled_by_it = encoder.backbone.signed and find_pooling(pooling).mask == "attention"
+            atol = 1e-3 if stretched else 1e-4 if pooled_by_it else 1e-5
+            assert_close(output, torch.from_numpy(wanted[name]), rtol=1e-4, atol=atol)
 
 
 @torch.no_grad()
