@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
+import tempfile
 import threading
+import time
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import httpx
 import numpy as np
 import pytest
+from PIL import ImageFile
 
 from bombs import png_bomb, scan_bomb
 from chaos.attacks import FILES, PICTURES, SIDE, make_folder, replay, upload
@@ -57,26 +63,59 @@ def decoding(running: Command) -> list[int]:
     return [child for child, file in files.items() if file.exists() and b"decode_process" in file.read_bytes()]
 
 
-def stopped_while_decoding(running: Command, *, terminal: bool) -> Finished:
-    """Press Ctrl-C while a picture is decoded, which takes for ever: its process is halted.
+def hang(note: Path, target: Callable[..., None], *args: Any) -> None:
+    """Let each JPEG that this process decodes itself take for ever, where no signal ends it, as many scans do.
 
-    In a terminal the signal reaches that process, too, when it goes on.
+    Nothing else is like that here: commands decode it elsewhere. The threads that earlier versions decoded it in went
+    on after Ctrl-C, and the command with them.
     """
-    running.until(lambda: bool(decoding(running)))
-    children = decoding(running)
-    try:
-        for child in children:
-            os.kill(child, signal.SIGSTOP)
-            if terminal:
-                os.kill(child, signal.SIGINT)
-        running.send(signal.SIGINT)
-        done = running.wait()
-        assert not [child for child in children if Path(f"/proc/{child}").exists()], "a child is left"
-    finally:
-        for child in children:
-            with suppress(ProcessLookupError):
-                os.kill(child, signal.SIGKILL)
-    return done
+    load = ImageFile.ImageFile.load
+
+    def load_or_hang(image: ImageFile.ImageFile) -> Any:
+        if image.format == "JPEG":
+            signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+            note.touch()
+            time.sleep(10 * TIMEOUT)
+        return load(image)
+
+    ImageFile.ImageFile.load = load_or_hang  # type: ignore[method-assign]
+    target(*args)
+
+
+class Hanging(Command):
+    """A command that never ends decoding a JPEG, wherever it decodes it."""
+
+    note: Path
+
+    def _begin(self, target: Callable[..., None], *args: Any) -> None:
+        self.note = Path(tempfile.mkdtemp(prefix="finesight-test-")) / "decoding"
+        super()._begin(hang, self.note, target, *args)
+
+    def stop_while_decoding(self, *, terminal: bool = False) -> Finished:
+        """Press Ctrl-C while a JPEG is decoded: in a process of its own, which is halted, or in that of the command.
+
+        In a terminal the signal reaches that process, too, when it goes on.
+        """
+        self.until(lambda: bool(decoding(self)) or self.note.exists())
+        children = decoding(self)
+        try:
+            for child in children:
+                os.kill(child, signal.SIGSTOP)
+                if terminal:
+                    os.kill(child, signal.SIGINT)
+            self.send(signal.SIGINT)
+            done = self.wait()  # fails if it lives on
+            assert not [child for child in children if Path(f"/proc/{child}").exists()], "a child is left"
+        finally:
+            shutil.rmtree(self.note.parent)
+            for child in children:
+                with suppress(ProcessLookupError):
+                    os.kill(child, signal.SIGKILL)
+        return done
+
+
+class HangingServer(Hanging, Serving):
+    """A server that never ends decoding a JPEG."""
 
 
 @pytest.mark.parametrize(("name", "terminal"), [("embed", False), ("embed", True), ("index", False), ("train", False)])
@@ -88,8 +127,8 @@ def test_ctrl_c_in_the_middle_of_a_decode(tmp_path: Path, name: str, terminal: b
         "index": ("index", run, images, "--index", tmp_path / "index", "--quiet"),
         "train": ("train", "--data", images, "--out", tmp_path / "out", "--epochs", "1", *TINY),
     }
-    running = Command(*commands[name], FINESIGHT_CACHE=str(tmp_path / "cache"))
-    done = stopped_while_decoding(running, terminal=terminal)
+    running = Hanging(*commands[name], FINESIGHT_CACHE=str(tmp_path / "cache"))
+    done = running.stop_while_decoding(terminal=terminal)
     assert done.code == 130, done
     assert "Traceback" not in done.err
     last = done.err.splitlines()[-1]
@@ -103,7 +142,7 @@ def gallery(tmp_path_factory: pytest.TempPathFactory) -> Gallery:
 
 
 def test_ctrl_c_while_a_server_decodes(gallery: Gallery) -> None:
-    server = Serving("serve", gallery.index, "--port", "0")
+    server = HangingServer("serve", gallery.index, "--port", "0")
     answers: list[int] = []
 
     def send() -> None:
@@ -114,7 +153,7 @@ def test_ctrl_c_while_a_server_decodes(gallery: Gallery) -> None:
 
     sender = threading.Thread(target=send)
     sender.start()
-    done = stopped_while_decoding(server, terminal=False)
+    done = server.stop_while_decoding()
     sender.join(TIMEOUT)
     assert done.code == 0, done
     assert done.err.split() == ["Ctrl-C", "stops", "it.", "Stopped."], done.err
