@@ -14,7 +14,6 @@ from disks import small_disk
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
 from finesight.features.writing import embed_images
-from finesight.io.atomic import WriteError
 from finesight.search.faiss_index import FaissIndex
 from finesight.training.checkpoints import checkpoints, load_checkpoint, save_checkpoint
 from indexes import Array, batch, filled_index, units
@@ -31,7 +30,7 @@ def test_a_checkpoint_leaves_the_one_before_and_no_scratch(tmp_path: Path) -> No
     with small_disk(tmp_path / "disk", 1024) as disk:
         folder = disk.folder / "checkpoints"
         save_checkpoint(folder, 1, {"w": torch.zeros(100_000)})
-        with pytest.raises(WriteError, match=r"step-00000002\.pt cannot be written: no space left"):
+        with pytest.raises(FineSightError, match=r"step-00000002\.pt cannot be written: no space left"):
             save_checkpoint(folder, 2, {"w": torch.zeros(1_000_000)})
         assert os.listdir(folder) == ["step-00000001.pt"]
         found = load_checkpoint(folder)

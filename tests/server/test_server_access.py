@@ -11,7 +11,6 @@ from finesight.errors import FineSightError
 from finesight.server.config import ServerConfig, is_loopback
 from finesight.server.guard import host_name
 from finesight.server.run_server import bind, browser_address
-from finesight.server.sign_in import WrongTokens
 from serving import BASE, Gallery, Web, drawn, refused, web_for
 
 TOKEN = "a-word-nobody-guesses"
@@ -156,19 +155,6 @@ def test_a_client_that_knows_the_word_is_not_slowed(guarded: Web) -> None:
     for _ in range(40):
         guarded.get("/api/health", headers={"authorization": "Bearer wrong"})
     assert guarded.get("/api/health").status_code == 200  # by its cookie, whatever others at its address do
-
-
-def test_wrong_words_are_counted_by_client() -> None:
-    wrong = WrongTokens()
-    for _ in range(30):
-        wrong.add("10.0.0.1")
-        wrong.add("2001:db8::1")
-    assert wrong.wait("10.0.0.1") == 60
-    assert wrong.wait("10.0.0.2") == 0
-    assert wrong.wait("2001:db8::ffff") == 60  # the same network
-    assert wrong.wait("2001:db8:1::1") == 0
-    wrong.forget("10.0.0.1")
-    assert wrong.wait("10.0.0.1") == 0
 
 
 def test_a_browser_gets_a_form(guarded: Web) -> None:
