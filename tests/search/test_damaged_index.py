@@ -180,7 +180,7 @@ def test_a_damaged_structure_is_noticed_by_its_checksum(tmp_path: Path) -> None:
     filled_index(tmp_path / "index", vectors, exact_numbers=1000).close()
     for file in (tmp_path / "index").glob("*.faiss"):
         content = bytearray(file.read_bytes())
-        content[len(content) // 2] ^= 0x10
+        content[-100] ^= 1  # of the rows that it keeps: FAISS itself notices a damaged graph
         file.write_bytes(content)
     index = FaissIndex.open(tmp_path / "index")
     assert index.facts()["kind"] == "exact"
