@@ -17,7 +17,8 @@ from safetensors.torch import load_file
 from torch import distributed as dist
 from torch.multiprocessing import start_processes
 
-from finesight.training.config import build_config, read_yaml
+from finesight.training.config import build_config
+from finesight.training.config_file import read_yaml
 from finesight.training.save_encoder import frozen_encoder
 from processes import TIMEOUT, environment, rows, start_server
 

@@ -25,7 +25,7 @@ from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
 from finesight.search.build import open_or_create, update_index
 from finesight.search.searcher import Searcher
 from finesight.training.checkpoints import load_checkpoint, save_checkpoint
-from finesight.training.config import write_yaml
+from finesight.training.config_file import write_yaml
 from finesight.training.half_precision import require_half_precision
 from finesight.training.module import TrainingModule
 from finesight.training.run_folder import RunFolder

@@ -12,7 +12,7 @@ import torch
 from finesight.features.encoder import Encoder
 from finesight.rationale.branch import FittingBranch
 from finesight.training.checkpoints import save_checkpoint
-from finesight.training.config import write_yaml
+from finesight.training.config_file import write_yaml
 from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import make_encoder
 from small import small_module, take_step

@@ -22,7 +22,8 @@ from finesight.features.encoder import Encoder
 from finesight.features.encoder_folder import fingerprint
 from finesight.search.faiss_index import FaissIndex
 from finesight.training.checkpoints import load_checkpoint, save_checkpoint
-from finesight.training.config import build_config, read_yaml
+from finesight.training.config import build_config
+from finesight.training.config_file import read_yaml
 from fuzzing import fuzzed
 from indexes import SPACES, filled_index, small_encoder, units
 from tiny_onnx import FACTS, tiny_onnx

@@ -60,7 +60,8 @@ def lists(scratch: Path) -> tuple[Read, list[bytes]]:
 
 def config(scratch: Path) -> tuple[Read, list[bytes]]:
     """Settings of a training in YAML."""
-    from finesight.training.config import build_config, read_yaml, write_yaml
+    from finesight.training.config import build_config
+    from finesight.training.config_file import read_yaml, write_yaml
 
     write_yaml(build_config({"data": "x", "method": "lcr"}, warn=False), scratch / "whole.yaml")
 

@@ -13,7 +13,8 @@ from finesight.errors import FineSightError
 from finesight.methods.lewel import LEWEL, LEWELConfig, LEWELHead, LEWELHeadConfig, align
 from finesight.methods.lewel_byol import LEWELBYOL
 from finesight.nn.norm import JointNorm
-from finesight.training.config import build_config, flat
+from finesight.training.config import build_config
+from finesight.training.dotted_keys import flat
 from reference.byol import byol as byol_reference
 from reference.gradcam import differences
 from reference.infonce import info_nce as info_nce_reference

@@ -8,7 +8,8 @@ from finesight.errors import FineSightError
 from finesight.methods.base import METHODS, OBJECTIVES, find_method
 from finesight.nn.poolings import find_pooling
 from finesight.paper.published import TABLE_1, TABLE_3, paper_results
-from finesight.training.config import build_config, flat
+from finesight.training.config import build_config
+from finesight.training.dotted_keys import flat
 
 TRAINED = [name for name, entry in METHODS.items() if entry.objective is not None]
 BY_BRANCH = {"lcr-dual-pooling", "moco-bilinear", "sam-ssl-bilinear"}  # their training pools by it

@@ -23,7 +23,8 @@ from finesight.features.encoder import Encoder
 from finesight.features.preprocess import cached_pixels, center_box, picture_view
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.pixels import own_pixels
-from finesight.training.config import build_config, flat
+from finesight.training.config import build_config
+from finesight.training.dotted_keys import flat
 from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import frozen_encoder
 

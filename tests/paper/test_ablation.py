@@ -38,7 +38,8 @@ from finesight.paper.bench import run_ablation
 from finesight.paper.experiment import Run
 from finesight.paper.store import Results
 from finesight.rationale.config import VARIANTS
-from finesight.training.config import RuntimeConfig, flat
+from finesight.training.config import RuntimeConfig
+from finesight.training.dotted_keys import flat
 from processes import TooLate, command, in_time, refused, rows
 
 pytestmark = pytest.mark.slow

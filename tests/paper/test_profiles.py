@@ -14,7 +14,8 @@ from finesight.paper.rows import BIRD_ROWS, BY_LARS, PROJECTIONS, TRAININGS, WIT
 from finesight.paper.selection import find_row
 from finesight.paper.store import ResultStore, settings_diff
 from finesight.paper.tables import TABLES
-from finesight.training.config import RuntimeConfig, TrainConfig, flat
+from finesight.training.config import RuntimeConfig, TrainConfig
+from finesight.training.dotted_keys import flat
 from finesight.training.gentle import choose_settings, settings_for
 from finesight.training.lengths import Circumstances
 

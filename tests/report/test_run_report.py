@@ -20,7 +20,7 @@ from finesight.evaluation.evaluate import Evaluation, evaluate
 from finesight.evaluation.score_table import score_table
 from finesight.features.encoder import Encoder, pixels, projection_responses
 from finesight.report.run_report import class_table, search_rows, super_table
-from finesight.training.config import flat
+from finesight.training.dotted_keys import flat
 from finesight.training.run_folder import RunFolder
 from processes import TINY, Finished, command, succeeded
 

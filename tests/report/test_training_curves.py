@@ -12,7 +12,8 @@ from finesight.data.sources import ImageSource
 from finesight.plots.figures import curves
 from finesight.report.run_report import training_curves
 from finesight.report.train import train_and_report
-from finesight.training.config import RuntimeConfig, build_config, write_yaml
+from finesight.training.config import RuntimeConfig, build_config
+from finesight.training.config_file import write_yaml
 from finesight.training.run_folder import RunFolder
 from small import SMALL, small_settings
 

@@ -16,7 +16,8 @@ from finesight.errors import FineSightError
 from finesight.features.embedder import TorchEmbedder
 from finesight.io.atomic import write_atomic
 from finesight.search.engines import open_index
-from finesight.training.config import build_config, write_yaml
+from finesight.training.config import build_config
+from finesight.training.config_file import write_yaml
 from indexes import small_encoder
 from processes import refused
 from serving import Serving, drawn, form, indexed

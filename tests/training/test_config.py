@@ -6,15 +6,9 @@ import pytest
 from finesight.errors import FineSightError
 from finesight.methods.base import METHODS
 from finesight.rationale.config import VARIANTS, VariantName
-from finesight.training.config import (
-    RuntimeConfig,
-    build_config,
-    flat,
-    nested,
-    read_yaml,
-    validate_settings,
-    write_yaml,
-)
+from finesight.training.config import RuntimeConfig, build_config, validate_settings
+from finesight.training.config_file import read_yaml, write_yaml
+from finesight.training.dotted_keys import flat, nested
 
 
 def error_of(**settings: Any) -> str:

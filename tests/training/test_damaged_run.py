@@ -13,7 +13,7 @@ import torch
 
 from finesight.errors import FineSightError
 from finesight.training.checkpoints import checkpoints, load_checkpoint
-from finesight.training.config import read_yaml
+from finesight.training.config_file import read_yaml
 from processes import TINY, command, refused, succeeded
 
 WEIGHTS = "encoder/encoder.safetensors"

@@ -19,27 +19,9 @@ from finesight.nn.pixels import own_pixels
 from finesight.nn.pooling_config import PoolingName, TrainPooling
 from finesight.nn.poolings import EARLIER_WEIGHT, find_pooling
 from finesight.rationale.config import VARIANTS, RationaleConfig
-from finesight.training.config_file import read_yaml, write_yaml
-from finesight.training.dotted_keys import dotted, flat, nested
+from finesight.training.dotted_keys import dotted, nested
 from finesight.training.hooks import HOOKS
 from finesight.training.renamed import current_settings
-
-__all__ = [
-    "FocusConfig",
-    "OptimConfig",
-    "RuntimeConfig",
-    "SaliencyConfig",
-    "TrainConfig",
-    "ValidationConfig",
-    "build_config",
-    "dotted",
-    "flat",
-    "nested",
-    "read_yaml",
-    "train_config",
-    "validate_settings",
-    "write_yaml",
-]
 
 M = TypeVar("M", bound=BaseModel)
 
