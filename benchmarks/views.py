@@ -70,7 +70,7 @@ def decode(folder: Path, resolution: int, count: int) -> DecodedCache:
 
 
 class Batches(Dataset[Any]):
-    """Both views of the images of a batch, by FineSight, for the worker processes of a DataLoader."""
+    """Both views of the images of a batch, by FineSight."""
 
     def __init__(self, cache: DecodedCache, config: ViewConfig) -> None:
         self.cache, self.config = cache, config
@@ -85,15 +85,11 @@ class Batches(Dataset[Any]):
         return [apply_views(kind, canvas, sample_params(kind, sizes, generator)) for kind in self.config.kinds()]
 
 
-def finesight_views(cache: DecodedCache, config: ViewConfig, threads: int) -> Callable[[], None]:
-    generator = torch.Generator().manual_seed(0)
-
+def finesight_views(batches: Batches, threads: int) -> Callable[[], None]:
     def run() -> None:
         torch.set_num_threads(threads)
-        for start in range(0, len(cache), BATCH):
-            canvas, sizes = cache.batch(range(start, min(start + BATCH, len(cache))))
-            for kind in config.kinds():
-                apply_views(kind, canvas, sample_params(kind, sizes, generator))
+        for number in range(len(batches)):
+            batches[number]
 
     return run
 
@@ -147,12 +143,13 @@ def measure(resolution: int, cores: int, rounds: int, count: int) -> dict[str, A
         pictures: list[Any] = [Image.fromarray(image) for image in images]
         tensors: list[Tensor] = [torch.from_numpy(image).permute(2, 0, 1).contiguous() for image in images]
         workers = 0 if cores == 1 else cores
-        ways = {"finesight": finesight_views(cache, config, cores)}
+        batches = Batches(cache, config)
+        ways = {"finesight": finesight_views(batches, cores)}
         for name, transform in peers(config).items():
             ways[name] = peer_views(tensors if "tensors" in name else pictures, transform, workers)
         if cores > 1:
-            ways["finesight, one thread"] = finesight_views(cache, config, 1)
-            loader = DataLoader(Batches(cache, config), None, num_workers=cores, persistent_workers=True)
+            ways["finesight, one thread"] = finesight_views(batches, 1)
+            loader = DataLoader(batches, None, num_workers=cores, persistent_workers=True)
             ways["finesight, processes"] = all_of(loader)
         torch.set_num_threads(cores)  # with one, the clock is the processor's
         seconds = take_turns(ways, rounds)

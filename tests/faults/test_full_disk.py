@@ -30,8 +30,9 @@ def test_a_checkpoint_leaves_the_one_before_and_no_scratch(tmp_path: Path) -> No
     with small_disk(tmp_path / "disk", 1024) as disk:
         folder = disk.folder / "checkpoints"
         save_checkpoint(folder, 1, {"w": torch.zeros(100_000)})
-        with pytest.raises(FineSightError, match=r"step-00000002\.pt cannot be written: no space left"):
+        with pytest.raises(FineSightError, match=r"step-00000002\.pt cannot be written: no space left") as caught:
             save_checkpoint(folder, 2, {"w": torch.zeros(1_000_000)})
+        assert isinstance(caught.value, OSError), "callers may catch it as what it is"
         assert os.listdir(folder) == ["step-00000001.pt"]
         found = load_checkpoint(folder)
         assert found is not None
