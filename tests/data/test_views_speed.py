@@ -13,8 +13,8 @@ from small import seeded, torch_threads
 IMAGES = 32
 
 
-def test_views_take_less_than_two_thirds_of_torchvisions_time() -> None:
-    """A quarter is usual; lightly, which is somewhat faster than torchvision, is in benchmarks/views.py."""
+def test_views_take_less_than_half_of_torchvisions_time() -> None:
+    """A sixth is usual; lightly, which is somewhat faster than torchvision, is in benchmarks/views.py."""
     config = ViewConfig(resolution=112)
     canvas = torch.randint(0, 256, (IMAGES, 3, 128, 170), generator=seeded(), dtype=torch.uint8)
     pictures = [Image.fromarray(image.permute(1, 2, 0).numpy()) for image in canvas]
@@ -33,10 +33,10 @@ def test_views_take_less_than_two_thirds_of_torchvisions_time() -> None:
     generator = seeded()
     ratios = []
     with torch_threads(1), torch.random.fork_rng():
-        while len(ratios) < 25 and (len(ratios) < 6 or statistics.median(ratios[1:]) <= 1.5):
+        while len(ratios) < 25 and (len(ratios) < 6 or statistics.median(ratios[1:]) <= 2):
             began = time.process_time()
             torch.stack([transform(picture) for picture in pictures])
             between = time.process_time()
             apply_views(config, canvas, sample_params(config, sizes, generator))
             ratios.append((between - began) / (time.process_time() - between))
-    assert statistics.median(ratios[1:]) > 1.5
+    assert statistics.median(ratios[1:]) > 2

@@ -109,14 +109,17 @@ class DecodedCache:
         return pixels
 
     def batch(self, indices: Sequence[int] | NDArray[np.integer] | Tensor) -> tuple[Tensor, Tensor]:
-        """Return uint8 (N, 3, H, W), each image at the top left of a black canvas, and int64 (N, 2) sizes (h, w)."""
+        """Return uint8 (N, 3, H, W), each image at the top left of a black canvas, and int64 (N, 2) sizes (h, w).
+
+        The three numbers of a pixel lie beside each other in memory, as in the cache.
+        """
         chosen = np.asarray(indices, np.int64)
         sizes = self.entries.sizes[self.rows[chosen]]
         height, width = sizes.max(axis=0, initial=0)
-        canvas = torch.zeros(len(chosen), 3, int(height), int(width), dtype=torch.uint8)
-        for slot, i, (h, w) in zip(canvas.numpy(), chosen, sizes, strict=True):
-            slot[:, :h, :w] = self.image(i).transpose(2, 0, 1)  # (h, w, 3) -> (3, h, w)
-        return canvas, torch.from_numpy(sizes)
+        canvas = np.zeros((len(chosen), height, width, 3), np.uint8)
+        for slot, i, (h, w) in zip(canvas, chosen, sizes, strict=True):
+            slot[:h, :w] = self.image(i)
+        return torch.from_numpy(canvas).permute(0, 3, 1, 2), torch.from_numpy(sizes)
 
     def geometry(self, i: int) -> Geometry:
         """Return how an image lies in its original."""

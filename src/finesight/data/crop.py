@@ -11,55 +11,21 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from finesight.data.shares import blocks, in_shares
+from finesight.data.opencv_views import crop_images
 
 Grid = tuple[Tensor, Tensor, Tensor]  # of each of R output pixels: its two source pixels, and how far between them
 
 
-def crop_resize_flip(
-    canvas: Tensor, crop: Tensor, flip: Tensor, resolution: int, *, together: bool | None = None
-) -> Tensor:
-    """Sample each image's crop: uint8 (N, 3, H, W) -> float32 in [0, 1] (N, 3, R, R).
-
-    The whole batch is sampled ``together``, which is faster on a GPU, or few images at a time, which is faster on a
-    CPU; to the last bit it is the same.
-    """
-    top, left, height, width = crop.unbind(1)
-    down, along = _grid(top, height, torch.zeros_like(flip), resolution), _grid(left, width, flip, resolution)
-    if canvas.device.type != "cpu" if together is None else together:
-        return _sample_together(canvas, down, along)
-    canvas, views = canvas.contiguous(), torch.empty(*canvas.shape[:2], resolution, resolution)
-
-    def work(share: slice) -> None:
-        for rows in blocks(views, share):
-            few = [(first[rows], second[rows], weight[rows]) for first, second, weight in (down, along)]
-            _sample_few(canvas[rows], few[0], few[1], views[rows])
-
-    in_shares(work, len(canvas))
-    return views
+def crop_resize_flip(canvas: Tensor, crop: Tensor, flip: Tensor, resolution: int) -> Tensor:
+    """Sample each image's crop: uint8 (N, 3, H, W) -> float32 in [0, 1] (N, 3, R, R)."""
+    crop_all = crop_images if canvas.device.type == "cpu" else crop_together
+    return crop_all(canvas, crop, flip, resolution)
 
 
-def _sample_few(canvas: Tensor, down: Grid, along: Grid, views: Tensor) -> None:
-    """Write into the views, reading no more columns than they need."""
-    count, channels, height, width = canvas.shape
-    begin, end = int(along[0].min()), int(along[1].max()) + 1
-    lines = canvas.view(-1, width).numpy()  # (N*3*H, W)
-    planes = torch.arange(0, len(lines), height).view(count, channels, 1)
-
-    def take_rows(index: Tensor) -> Tensor:
-        chosen = (planes + index[:, None]).numpy()  # (N, 3, R)
-        return torch.from_numpy(lines.take(chosen, axis=0, mode="clip"))[..., begin:end].float()
-
-    # NumPy takes columns about twice as fast as torch; all indices are inside, and "clip" spares their check
-    sampled = take_rows(down[0]).lerp_(take_rows(down[1]), down[2][:, None, :, None]).numpy()  # (N, 3, R, W)
-    right = torch.empty_like(views)
-    for index, target in zip(along[:2], (views, right), strict=True):
-        for image, columns, out in zip(sampled, (index - begin).numpy(), target.numpy(), strict=True):
-            image.take(columns, axis=2, out=out, mode="clip")
-    views.lerp_(right, along[2][:, None, None]).div_(255)
-
-
-def _sample_together(canvas: Tensor, down: Grid, along: Grid) -> Tensor:
+def crop_together(canvas: Tensor, crop: Tensor, flip: Tensor, resolution: int) -> Tensor:
+    """Return what ``crop_resize_flip`` says, by operations on the whole batch, as is fast on a GPU."""
+    top, left, high, wide = crop.unbind(1)
+    down, along = _grid(top, high, torch.zeros_like(flip), resolution), _grid(left, wide, flip, resolution)
     count, channels, height, width = canvas.shape
     rows = canvas.reshape(-1, width)  # (N*3*H, W)
     planes = torch.arange(count * channels, device=canvas.device).view(count, channels, 1) * height

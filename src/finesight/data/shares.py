@@ -1,21 +1,13 @@
-"""Work on the images of a batch in threads: each thread takes its share of the images and is not split further.
-
-Torch itself would split every single operation between its threads. A view is made by a hundred operations of some
-microseconds, too short for that.
-"""
+"""Work on the images of a batch in threads, of which each takes its share of the images."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
-from threading import Barrier
 
 import torch
-from torch import Tensor
-
-CACHED = 300_000  # numbers; with temporary ones of the same size about a megabyte
 
 
 def in_shares(work: Callable[[slice], None], count: int) -> None:
@@ -29,30 +21,9 @@ def in_shares(work: Callable[[slice], None], count: int) -> None:
         pass  # raises what the thread raised
 
 
-def blocks(images: Tensor, share: slice | None = None) -> Iterator[slice]:
-    """Split a batch, or a share of it, into slices of as many images as an operation should take at a time.
-
-    On a CPU, these are as many as stay in the cache of a core.
-    """
-    start, end, _ = (share or slice(None)).indices(len(images))
-    size = max(1, CACHED // images[:1].numel() if images.device.type == "cpu" and end > start else end - start)
-    return (slice(i, min(i + size, end)) for i in range(start, end, size))
-
-
 @cache
 def _pool(threads: int) -> ThreadPoolExecutor:
-    """Return threads in which torch does not use others."""
-    pool = ThreadPoolExecutor(threads, "views", initializer=_stay_alone)
-    barrier = Barrier(threads)
-    for _ in pool.map(lambda _: barrier.wait(), range(threads)):
-        pass  # all have started
-    torch.set_num_threads(threads)  # it holds for the calling thread, but also for those to come
-    return pool
-
-
-def _stay_alone() -> None:
-    torch.get_num_threads()  # the first question in a thread sets its number to that of the process
-    torch.set_num_threads(1)
+    return ThreadPoolExecutor(threads, "views")
 
 
 if hasattr(os, "register_at_fork"):

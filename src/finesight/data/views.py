@@ -1,4 +1,4 @@
-"""Random views of a batch of decoded images, as tensor operations on the training device.
+"""Random views of a batch of decoded images: by OpenCV on a CPU, by tensor operations on a GPU.
 
 What is random is drawn first, on the CPU, for the whole batch (``sample_params``) and applied afterwards
 (``apply_views``): the views of a seed are the same on every device, and each rank of a distributed run can
@@ -28,10 +28,10 @@ from finesight.data.color import (
     solarize,
     to_gray,
 )
-from finesight.data.crop import crop_resize_flip
+from finesight.data.crop import crop_together
 from finesight.data.geometry import CROP_PCT, MAX_SIDE, CropMode, Interpolation
+from finesight.data.opencv_views import Compose, make_views
 from finesight.data.rows import Rows
-from finesight.data.shares import blocks, in_shares
 
 IMAGENET_MEAN = (0.485, 0.456, 0.406)
 IMAGENET_STD = (0.229, 0.224, 0.225)
@@ -209,57 +209,36 @@ def _sample_crops(config: ViewConfig, sizes: Tensor, generator: torch.Generator,
     return torch.cat([corner, crop], dim=1).long()
 
 
-def apply_views(
-    config: ViewConfig, canvas: Tensor, params: ViewParams, compose: Callable[[Tensor], Tensor] | None = None
-) -> Tensor:
+def apply_views(config: ViewConfig, canvas: Tensor, params: ViewParams, compose: Compose | None = None) -> Tensor:
     """uint8 (N, 3, H, W) -> normalized float32 (N, 3, R, R), each operation on the images it was drawn for.
 
     The padding of the canvas lies outside every crop, so the sizes of the images are not needed here. ``compose`` may
     change the cropped images, in [0, 1], before their colors are changed.
     """
-    images = crop_resize_flip(canvas, params.crop.to(canvas.device), params.flip.to(canvas.device), config.resolution)
+    apply_all = make_views if canvas.device.type == "cpu" else apply_together
+    return apply_all(config, canvas, params, compose)
+
+
+def apply_together(config: ViewConfig, canvas: Tensor, params: ViewParams, compose: Compose | None = None) -> Tensor:
+    """Return what ``apply_views`` says, by operations on the whole batch, as is fast on a GPU."""
+    images = crop_together(canvas, params.crop.to(canvas.device), params.flip.to(canvas.device), config.resolution)
     if compose is not None:
         images = compose(images)
     drawn = params.to("cpu")  # which images an operation touches is decided without waiting for the device
-    if images.device.type == "cpu":
-        in_shares(lambda rows: _change_colors(config, images[rows], drawn[rows]), len(images))
-    else:
-        _change_colors(config, images, drawn)
-    return images
-
-
-def _change_colors(config: ViewConfig, images: Tensor, drawn: ViewParams) -> None:
-    """Apply everything but the crop, in place; ``drawn`` is on the CPU."""
     changing = drawn.jitter[:, None] & (drawn.factors != torch.tensor([1.0, 1.0, 1.0, 0.0]))
     order = drawn.order.where(changing.gather(1, drawn.order), -1)
     factors, sigma = drawn.factors.to(images.device), drawn.sigma.to(images.device)
+
+    def change(touched: Tensor, operation: Callable[..., Tensor], *values: Tensor) -> None:
+        """Apply the operation to the touched images, each with its own values."""
+        rows = touched.nonzero().squeeze(1).to(images.device)
+        if len(rows):
+            images.index_copy_(0, rows, operation(images.index_select(0, rows), *(value[rows] for value in values)))
+
     for kinds in order.unbind(1):
         for kind, adjust in enumerate(_JITTER):
-            _change(images, kinds == kind, adjust, factors[:, kind])
-    _change(images, drawn.gray, to_gray)
-    _change(images, drawn.blur, partial(gaussian_blur, kernel_size=config.blur_kernel), sigma)
-    _change(images, drawn.solarize, partial(solarize, threshold=config.solarize_threshold))
-    for rows in blocks(images):
-        normalize(images[rows], config.mean, config.std, out=images[rows])
-
-
-def _change(images: Tensor, touched: Tensor, operation: Callable[..., Tensor], *values: Tensor) -> None:
-    """Apply the operation in place to the touched images, each with its own values."""
-    chosen = touched.nonzero().squeeze(1)
-    for block in blocks(images[: len(chosen)]):
-        rows = chosen[block]
-        if len(rows) == 1:
-            only = int(rows)
-            part = images[only : only + 1]
-            operation(part, *(value[rows] for value in values), out=part)
-        else:
-            part = images.index_select(0, rows.to(images.device))
-            operation(part, *(value[rows] for value in values), out=part)
-            _put(images, rows, part)
-
-
-def _put(images: Tensor, rows: Tensor, part: Tensor) -> None:
-    if images.device.type == "cpu":
-        images.numpy()[rows.numpy()] = part.numpy()  # faster than index_copy_
-    else:
-        images.index_copy_(0, rows.to(images.device), part)
+            change(kinds == kind, adjust, factors[:, kind])
+    change(drawn.gray, to_gray)
+    change(drawn.blur, partial(gaussian_blur, kernel_size=config.blur_kernel), sigma)
+    change(drawn.solarize, partial(solarize, threshold=config.solarize_threshold))
+    return normalize(images, config.mean, config.std)
