@@ -38,12 +38,11 @@ hypothesis.settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "same"))
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Begin with the files that have slow tests: a long one at the end would leave the other processes idle.
 
-    Slow tests start servers, clusters and browsers, which a busy machine may delay: one that fails is run a second
+    Many tests start servers, clusters and browsers, which a busy machine may delay: one that fails is run a second
     time, and the summary names it (RERUN).
     """
     for item in items:
-        if item.get_closest_marker("slow"):
-            item.add_marker(pytest.mark.flaky(reruns=1))
+        item.add_marker(pytest.mark.flaky(reruns=1))
     slow = {item.path for item in items if item.get_closest_marker("slow")}
     items.sort(key=lambda item: (item.path.name != "test_learning.py", item.path not in slow))
 
