@@ -23,23 +23,28 @@ pytestmark = pytest.mark.slow
 
 @pytest.fixture(scope="module")
 def folder(page_birds: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two runs, of all birds and of one kind; one of the birds has a date."""
+    """Three runs: of all birds, one of which has a date and a place; of one kind; of files with numbers as names."""
     folder = tmp_path_factory.mktemp("kept")
     shutil.copytree(page_birds, folder / "birds")
     exif = Image.Exif()
     exif.get_ifd(ExifTags.IFD.Exif)[ExifTags.Base.DateTimeOriginal] = "2024:05:31 08:15:07"
     exif[ExifTags.Base.Model] = "Testcam 3"
+    exif.get_ifd(ExifTags.IFD.GPSInfo).update({1: "S", 2: (33.0, 51.0, 24.5), 3: "E", 4: (151.0, 12.0, 55.1)})
     with Image.open(folder / "birds" / "kind-2" / "bird 5.png") as image:
         image.save(folder / "birds" / "kind-2" / "dated.jpg", exif=exif)
     indexed(small_encoder(folder / "many"), folder / "birds")
     indexed(small_encoder(folder / "few"), folder / "birds" / "kind-3")
+    (folder / "birds by number").mkdir()
+    for number, name in enumerate(("104", "4", "114", "14"), start=1):
+        shutil.copy(page_birds / "kind-1" / f"bird {number}.png", folder / "birds by number" / f"{name}.png")
+    indexed(small_encoder(folder / "numbers"), folder / "birds by number")
     return folder
 
 
 @pytest.fixture(scope="module")
 def url(folder: Path) -> Iterator[str]:
     options = ("--port", "0", "--cache-dir", folder / "cache")
-    with Serving("serve", folder / "many", folder / "few", *options) as running:
+    with Serving("serve", folder / "many", folder / "few", folder / "numbers", *options) as running:
         yield running.url
 
 
@@ -53,7 +58,7 @@ def tab(browser: Browser, url: str) -> Iterator[Tab]:
 def test_several_indexes(browser: Browser, url: str) -> None:
     with opened(browser, url) as tab:
         page = tab.go()
-        expect(page.locator("#indexes a")).to_have_count(2)
+        expect(page.locator("#indexes a")).to_have_count(3)
         page.get_by_role("link", name=f"many, {ITEMS + 1} pictures").click()
         page.wait_for_url("**/i/many/")
         page.locator("#samples .open").first.click()
@@ -68,7 +73,13 @@ def test_several_indexes(browser: Browser, url: str) -> None:
     assert httpx.get(f"{url}i/few/api/health", headers=foreign, timeout=60).status_code == 403
 
 
-def test_dates_and_cameras(tab: Tab) -> None:
+def test_pictures_are_sorted_as_people_do(browser: Browser, url: str) -> None:
+    with opened(browser, f"{url}i/numbers/") as tab:
+        page = tab.go("?view=browse")
+        expect(page.locator("#all .name")).to_have_text(["4.png", "14.png", "104.png", "114.png"])
+
+
+def test_dates_cameras_and_places(tab: Tab) -> None:
     for _ in range(300):
         if httpx.get(f"{tab.url}api/camera", timeout=60).json()["known"] == ITEMS + 1:
             break
@@ -81,6 +92,7 @@ def test_dates_and_cameras(tab: Tab) -> None:
     page.locator("#all .info").click()
     expect(page.locator("#details-facts")).to_contain_text("May 31, 2024, 08:15")
     expect(page.locator("#details-facts")).to_contain_text("Testcam 3")
+    expect(page.locator("#details-facts")).to_contain_text("33.8568° S, 151.2153° E")
     page.keyboard.press("Escape")
     page.goto(f"{tab.url}?view=browse&until=2020-01-01")
     expect(page.locator("#all-none")).to_contain_text("No picture is left")

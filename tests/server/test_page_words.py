@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from browsing import Tab, opened
+from browsing import opened
 from playwright.sync_api import Browser, expect
 
 import finesight.server
@@ -127,10 +127,3 @@ def test_on_a_phone_nothing_is_cut_off_and_the_filters_are_folded(browser: Brows
         expect(page.locator("#all .card")).to_have_count(8)
         page.locator("#browse-toggle").click()
         expect(page.locator("#browse-filters")).to_be_visible()  # what is chosen is never hidden
-
-
-def test_pictures_are_sorted_as_people_do(tab: Tab) -> None:
-    page = tab.go("?view=browse")
-    page.wait_for_selector("#all .card")
-    first = [title or "" for title in (node.get_attribute("title") for node in page.locator("#all .name").all())]
-    assert first == sorted(first, key=lambda path: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", path)])
