@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -26,7 +27,9 @@ def test_the_table_for_people(tmp_path: Path) -> None:
     (cache / "engines.json").write_text(json.dumps({key: 1.25}))
     out = succeeded(command("doctor", FINESIGHT_CACHE=str(cache))).out
     assert __version__ in out
-    for words in ("torch", "onnxruntime", "faiss-cpu", "milvus", "cores", "threads", "open files", "container"):
+    for words in ("torchvision", "onnxruntime", "faiss-cpu", "opencv-python-headless"):
+        assert words in out
+    for words in ("milvus", "cores", "threads", "open files", "container"):
         assert words in out
     assert f"{cache}: 3.0 MB" in out
     assert "resnet18, 16 of 224 px" in out
@@ -61,6 +64,40 @@ def test_a_setting_that_is_wrong_is_broken(tmp_path: Path) -> None:
     assert done.code == 1
     assert "FINESIGHT_CACHE_GB='many' must be a number" in done.out
     assert "Traceback" not in done.err
+
+
+def planted(folder: Path, name: str, version: str) -> dict[str, object]:
+    """What doctor says in a new process that finds the distribution in ``folder`` before those installed."""
+    about = folder / f"{name.replace('-', '_')}-{version}.dist-info"
+    about.mkdir(parents=True)
+    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n")
+    done = subprocess.run(
+        [sys.executable, "-m", "finesight", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        env=environment(PYTHONPATH=os.pathsep.join([str(folder), os.environ["PYTHONPATH"]])),
+        check=False,
+    )
+    said: dict[str, object] = json.loads(done.stdout)
+    assert done.returncode == bool(said["broken"])
+    return said
+
+
+def test_torchvision_that_was_built_for_another_torch(tmp_path: Path) -> None:
+    """As it fails with a real one: its operators are not there, and timm and Lightning import it."""
+    (tmp_path / "torchvision").mkdir()
+    (tmp_path / "torchvision" / "__init__.py").write_text("raise RuntimeError('operator torchvision::nms does not')")
+    said = planted(tmp_path, "torchvision", "0.1")["broken"]
+    assert isinstance(said, list)
+    assert re.match(r"torchvision 0\.1 does not fit torch \S+ \(operator torchvision::nms does not\)", said[0])
+    assert "from the same index" in said[0]
+    assert re.fullmatch(r"timm \S+ needs torchvision, which cannot be imported\.", said[1])
+
+
+def test_a_second_opencv_is_named(tmp_path: Path) -> None:
+    said = planted(tmp_path, "opencv-python", "4.9")["software"]
+    assert isinstance(said, dict)
+    assert "opencv-python is installed too" in said["opencv-python-headless"]
 
 
 def test_a_cache_that_is_a_file(tmp_path: Path) -> None:

@@ -19,7 +19,10 @@ from wheels import ROOT, build_wheel
 
 NAMES = ("finesight", "finesight-onnx")
 PAGE = ROOT / "src" / "finesight" / "server" / "page"
-LEFT_OUT = {"torch", "timm", "lightning", "safetensors", "matplotlib", "tensorboard", "pyarrow", "onnx"}
+LEFT_OUT = {
+    *("torch", "timm", "lightning", "safetensors", "matplotlib", "tensorboard", "pyarrow", "onnx"),
+    "opencv-python-headless",
+}
 PROMISED = {"milvus", "onnx", "export", "ray", "s3", "peft", "lora", "bench", "docs"}
 
 

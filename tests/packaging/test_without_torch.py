@@ -29,7 +29,7 @@ from serving import drawn, form
 from wheels import INSTALL_SECONDS, build_wheel, plain_environment
 
 pytestmark = pytest.mark.slow
-ABSENT = ("torch", "timm", "lightning", "safetensors", "matplotlib", "pyarrow", "onnx", "torchvision")
+ABSENT = ("torch", "timm", "lightning", "safetensors", "matplotlib", "pyarrow", "onnx", "torchvision", "cv2")
 LIMIT = 300.0  # only for what hangs
 ELSEWHERE = os.environ.get("FINESIGHT_TEST_PYTHON", sys.executable)  # another Python to try it with
 

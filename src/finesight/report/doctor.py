@@ -30,7 +30,12 @@ from finesight.version import __version__
 
 State = Literal["ok", "note", "slow", "broken"]
 DISTRIBUTIONS = ("finesight", "finesight-onnx")
-NAMED = ("torch", "timm", "lightning", "onnxruntime", "faiss-cpu", "numpy", "pillow", "fastapi")  # shown one by one
+OPENCV = "opencv-python-headless"
+OTHER_OPENCV = ("opencv-python", "opencv-contrib-python", "opencv-contrib-python-headless")
+NAMED = (  # shown one by one; what others need comes first
+    *("torch", "torchvision", "timm", "lightning", "onnxruntime", "faiss-cpu", "numpy", "pillow", OPENCV, "fastapi"),
+)
+MODULES = {"faiss-cpu": "faiss", "pillow": "PIL", OPENCV: "cv2"}  # where they have another name
 PRIVATE_EXTRAS = ("dev", "audit")
 BROWSERS = ("chromium", "chromium-browser", "google-chrome", "firefox", "safari")
 THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
@@ -107,10 +112,13 @@ def _software() -> Iterator[Fact]:
     else:
         yield Fact("software", "finesight", f"{__version__} ({there[0] if there else 'not installed: a source tree'})")
     needed = read_requirements().needed
+    broken: list[str] = []
     for name in NAMED:
         version = installed(name)
         if version is not None:
-            yield _importable(name, version)
+            fact = _importable(name, version, broken)
+            broken += [name] if fact.state == "broken" else []
+            yield fact
         elif name in needed:
             yield Fact("software", name, "missing", "broken", f"{name} is needed: `pip install {there[0]}` again.")
         else:
@@ -122,13 +130,26 @@ def _software() -> Iterator[Fact]:
         yield Fact("software", "other packages", f"missing: {names}", "broken", f"`pip install {' '.join(gone)}`.")
 
 
-def _importable(name: str, version: str) -> Fact:
-    module = {"faiss-cpu": "faiss", "pillow": "PIL"}.get(name, name)
+def _importable(name: str, version: str, broken: list[str]) -> Fact:
+    """Import a package; ``broken`` are those before it that cannot be imported."""
     try:
-        import_module(module)
+        import_module(MODULES.get(name, name))
     except Exception as error:  # a package that is broken fails in any way
-        words = f"{name} {version} cannot be imported ({str(error).partition(chr(10))[0]}): install it again."
+        reason = str(error).partition("\n")[0]
+        cause = next((other for other in ("torch", "torchvision") if other in broken), None)
+        if name in ("torchvision", "timm", "lightning") and cause is not None:
+            words = f"{name} {version} needs {cause}, which cannot be imported."
+        elif name == "torchvision" and (torch := installed("torch")) is not None:
+            words = (
+                f"torchvision {version} does not fit torch {torch} ({reason}): install both again, together and from "
+                "the same index (docs/install.md)."
+            )
+        else:
+            words = f"{name} {version} cannot be imported ({reason}): install it again."
         return Fact("software", name, version, "broken", words)
+    if name == OPENCV and (others := [other for other in OTHER_OPENCV if installed(other) is not None]):
+        value = f"{version}; {' and '.join(others)} is installed too and writes the same folder (docs/install.md)"
+        return Fact("software", name, value, "note")
     if name == "faiss-cpu":
         return _faiss(version)
     if name == "pillow":
