@@ -17,10 +17,13 @@ import pytest
 from PIL import Image
 
 from processes import TINY, Finished, command, succeeded
+from refusals import pytest_sessionfinish, pytest_terminal_summary
 
 # Ctrl-C is tested, too, where the tests run in the background of a shell, which lets its processes ignore it.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+__all__ = ["pytest_sessionfinish", "pytest_terminal_summary"]  # hooks
 
 # No network but loopback, here and in every Python process that a test starts.
 NO_NETWORK = str(Path(__file__).parent / "no_network")

@@ -39,6 +39,13 @@ class Host:
         """Pull the cable, or plug it in again."""
         _ip("-n", self.name, "link", "set", "cable", "down" if off else "up")
 
+    @property
+    def sent_packets(self) -> int:
+        """How many packets have left by the cable."""
+        file = "/sys/class/net/cable/statistics/tx_packets"
+        words = ["ip", "netns", "exec", self.name, "cat", file]
+        return int(subprocess.run(words, check=True, capture_output=True).stdout)
+
     def start(self, words: list[str], **env: str) -> Running:
         own = {"GLOO_SOCKET_IFNAME": "cable", "FINESIGHT_TEST_NETWORKS": f"{NETWORK}.0/24"}
         variables = environment(**own, PYTHONPATH=os.pathsep.join(sys.path), **env)
@@ -51,12 +58,13 @@ class Running:
 
     words: list[str]
     variables: dict[str, str]
+    cwd: Path | None = None
     folder: Path = field(default_factory=lambda: Path(tempfile.mkdtemp(prefix="finesight-host-")))
 
     def __post_init__(self) -> None:
         with (self.folder / "out").open("wb") as out, (self.folder / "err").open("wb") as err:
             self.process = subprocess.Popen(
-                self.words, env=self.variables, stdout=out, stderr=err, start_new_session=True
+                self.words, env=self.variables, cwd=self.cwd, stdout=out, stderr=err, start_new_session=True
             )
 
     def kill(self) -> None:
@@ -109,6 +117,27 @@ def two_hosts() -> Iterator[list[Host]]:
     finally:
         for host in hosts:
             subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
+
+
+@contextmanager
+def host_that_hears_nobody() -> Iterator[Host]:
+    """Yield a host whose cable leads nowhere: whatever is sent is lost, and counted (``sent_packets``)."""
+    host = Host(0, f"fs-{os.getpid()}-alone")
+    names = Path("/etc/netns") / host.name / "resolv.conf"  # what it takes for /etc/resolv.conf
+    try:
+        names.parent.mkdir(parents=True)
+        names.write_text(f"nameserver {NETWORK}.53\n")
+        _ip("netns", "add", host.name)
+        _ip("-n", host.name, "link", "add", "cable", "type", "veth", "peer", "name", "end")
+        _ip("-n", host.name, "addr", "add", f"{host.address}/24", "dev", "cable")
+        for link in ("cable", "end"):  # neither asks who is there
+            _ip("-n", host.name, "link", "set", link, "arp", "off", "addrgenmode", "none", "up")
+        _ip("-n", host.name, "link", "set", "lo", "up")
+        _ip("-n", host.name, "route", "add", "default", "dev", "cable")
+        yield host
+    finally:
+        subprocess.run(["ip", "netns", "del", host.name], check=False, capture_output=True)
+        shutil.rmtree(names.parent)
 
 
 def launch(hosts: list[Host], launcher: str, options: Callable[[int], list[str]], port: int = PORT) -> list[Running]:

@@ -1,10 +1,12 @@
 """Refuse connections to other machines, in every Python process that has this folder in its PYTHONPATH.
 
 The tests set it (conftest.py), so that their processes and those that these start behave as on a machine without a
-network. What does not go through Python's sockets is not covered: gRPC, torch's own sockets, browsers.
-``FINESIGHT_TEST_NETWORKS=10.7.0.0/24`` allows networks, separated by commas.
+network. Who swallows the error is found, too: the folder ``FINESIGHT_TEST_REFUSALS`` then names the test and the host
+(refusals.py). What does not go through Python's sockets is not covered: gRPC, torch's own sockets, browsers; see
+cluster/test_no_network_at_all.py. ``FINESIGHT_TEST_NETWORKS=10.7.0.0/24`` allows networks, separated by commas.
 """
 
+import contextlib
 import errno
 import ipaddress
 import os
@@ -28,14 +30,30 @@ def is_allowed(host):
     return True
 
 
+def is_own_name(name):
+    """Return whether a name, or an address, is looked up without asking another machine."""
+    try:
+        ipaddress.ip_address(name.partition("%")[0])
+    except ValueError:
+        return name in LOCAL_NAMES
+    return True
+
+
+def record(host):
+    """Keep for the end of the session which test asked for the host."""
+    folder = os.environ.get("FINESIGHT_TEST_REFUSALS")
+    if folder:
+        test = os.environ.get("PYTEST_CURRENT_TEST", "").rpartition(" (")[0]
+        with contextlib.suppress(OSError), open(os.path.join(folder, f"{os.getpid()}.txt"), "a") as file:
+            file.write(f"{test}\t{host}\n")
+
+
 def refuse(event, arguments):
-    if event == "socket.getaddrinfo":
+    if event in ("socket.getaddrinfo", "socket.gethostbyname"):
         name = arguments[0].decode() if isinstance(arguments[0], bytes) else arguments[0] or ""
-        try:
-            ipaddress.ip_address(name.partition("%")[0])
-        except ValueError:
-            if name not in LOCAL_NAMES:
-                raise socket.gaierror(socket.EAI_AGAIN, f"tests use no network: {name}") from None
+        if not is_own_name(name):
+            record(name)
+            raise socket.gaierror(socket.EAI_AGAIN, f"tests use no network: {name}")
     elif event in ("socket.connect", "socket.sendto", "socket.sendmsg"):
         address = arguments[1]
         if isinstance(address, tuple) and address:
@@ -44,6 +62,9 @@ def refuse(event, arguments):
             except ValueError:
                 allowed = address[0] in LOCAL_NAMES
             if not allowed:
+                # Connecting datagrams sends nothing: libraries learn by it which address of this machine is used.
+                if event != "socket.connect" or arguments[0].type != socket.SOCK_DGRAM:
+                    record(address[0])
                 raise OSError(errno.ENETUNREACH, f"tests use no network: {address}")
 
 
