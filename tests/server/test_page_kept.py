@@ -132,9 +132,7 @@ def test_parts_get_names(tab: Tab) -> None:
     page.keyboard.type("wing <i>")
     page.keyboard.press("Enter")
     expect(page.locator("#parts .part-name").nth(1)).to_contain_text("wing <i>")
-    page.reload()
-    tab.searched()
-    page.locator("#hits .why").first.click()
+    page.reload()  # the address says that the window is open
     expect(page.locator("#parts .part-name").nth(1)).to_contain_text("wing <i>")
 
 
@@ -158,6 +156,55 @@ def test_views_and_pins_survive(tab: Tab, browser: Browser) -> None:
         page.locator("#saved-open").click()
         page.get_by_role("button", name="Remove second kind").click()
         expect(page.locator("#saved-none")).to_be_visible()
+
+
+def test_a_link_opens_windows_and_the_place_on_the_map(tab: Tab) -> None:
+    page = tab.go()
+    page.locator("#samples .open").first.click()
+    tab.searched()
+    item = page.locator("#hits .card").nth(2).get_attribute("data-id")
+    page.locator("#hits .why").nth(2).click()
+    expect(page.locator("#parts .part").first).to_be_visible()
+    words = page.locator("#explain-words").text_content() or ""
+    page.locator("#explain").get_by_role("button", name="Copy the link").click()
+    expect(page.locator("#explain [data-copy-link]")).to_have_text("The link is copied.")
+    link = page.evaluate("navigator.clipboard.readText()")
+    assert f"why={item}" in link
+    page.goto("about:blank")
+    page.goto(link)
+    expect(page.locator("#explain-words")).to_have_text(words)
+    page.keyboard.press("Escape")
+    page.wait_for_url(lambda address: "why" not in address)
+    page.locator("#hits .info").nth(2).click()
+    expect(page.locator("#details-facts div").first).to_be_visible()
+    facts = page.locator("#details-facts").text_content() or ""
+    page.reload()
+    expect(page.locator("#details-title")).to_be_visible()
+    expect(page.locator("#details-facts")).to_contain_text(facts.split("Score")[0])
+    page.locator("#details-like").click()
+    page.wait_for_url(lambda address: f"q={item}" in address and "info" not in address)
+    tab.searched()
+    pair = [page.locator("#hits .card").nth(n).get_attribute("data-id") for n in (0, 1)]
+    pins = httpx.get(f"{tab.url}api/saved", timeout=60).json()["pins"]
+    page.goto(f"{tab.url}?q={item}&compare={','.join(map(str, pair))}")  # as it is when pinned ones are compared
+    expect(page.locator("#compare figure")).to_have_count(2)
+    assert httpx.get(f"{tab.url}api/saved", timeout=60).json()["pins"] == pins  # a link changes nothing that is kept
+    page.locator("#compare").get_by_role("button", name="Remove").first.click()
+    expect(page.locator("#compare")).to_be_hidden()
+    page.wait_for_url(lambda address: "compare" not in address)
+    tab.go("?view=map")
+    expect(page.locator("#map-thumbs img").first).to_be_visible()
+    page.locator("#map-canvas").focus()
+    for key in ("+", "ArrowLeft"):
+        page.keyboard.press(key)
+    page.wait_for_url("**at=**")
+    first = page.locator("#map-thumbs img").first
+    where = first.get_attribute("style"), first.get_attribute("data-n")
+    page.reload()
+    expect(first).to_have_attribute("data-n", where[1] or "")
+    expect(first).to_have_attribute("style", where[0] or "")
+    page.locator("#map-all").click()
+    page.wait_for_url(lambda address: "at=" not in address)
 
 
 def test_many_photos_at_once(tab: Tab, folder: Path) -> None:

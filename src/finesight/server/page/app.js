@@ -20,7 +20,7 @@ import * as notes from "./notes.js";
 import * as saved from "./saved.js";
 import * as search from "./search.js";
 import { offerIndexes } from "./several.js";
-import { FRESH, go, marks, overlay, place, readPlace } from "./state.js";
+import { FRESH, go, marks, overlay, place, readPlace, watchWindows } from "./state.js";
 import { clearProblem, dismiss, health, problem, watch } from "./status.js";
 import * as training from "./training.js";
 import * as words from "./words.js";
@@ -50,6 +50,21 @@ function render() {
   else if (place.view === "map") map.arrive();
   else if (place.view !== "many") welcome();
   show($("#building-again"), false);
+  openWindow();
+}
+
+/** Opens the window that the address names; `search` opens that of a hit. */
+async function openWindow() {
+  const { info, compare: pins } = place;
+  try {
+    if (info) {
+      const item = await ask(`items/${encodeURIComponent(info)}`);
+      if (place.info === info) detail.details(item);
+    } else if (pins) {
+      const { items } = await ask("items/list", { json: { ids: pins.split(",") } });
+      if (place.compare === pins) compare.compare(items);
+    }
+  } catch (error) { problem(error); }
 }
 
 /** Loads new samples each time the welcome is opened. While it is shown, `later` only fills it up. */
@@ -212,6 +227,7 @@ function begin() {
     });
   }
   for (const button of $$("[data-close]")) button.addEventListener("click", () => button.closest("dialog").close());
+  watchWindows();
   for (const dialog of $$("dialog")) {
     dialog.addEventListener("click", (event) => { if (event.target === dialog) dialog.close(); });  // beside it
   }

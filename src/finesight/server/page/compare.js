@@ -3,7 +3,9 @@
 import { $, el, icon, say, show } from "./dom.js";
 import { t } from "./i18n.js";
 import { frame, image, paintAttention } from "./picture.js";
-import { MOST_PINS, marks } from "./state.js";
+import { MOST_PINS, marks, opened } from "./state.js";
+
+let shown = [];  // side by side: what is pinned, or what a link names
 
 function pin(item) {
   const name = t("unpin.of", item);
@@ -33,23 +35,26 @@ function column(item) {
     $("#compare").close();
     $("#main").dispatchEvent(new CustomEvent("act", { bubbles: true, detail: { action: "open", item } }));
   } });
-  const unpin = () => { marks.pin(item); redraw(); };
-  const drop = el("button", { type: "button", class: "small", text: t("unpin"), onclick: unpin });
+  const pinned = marks.pinned(item.id);
+  const remove = () => { if (pinned) marks.pin(item); shown = shown.filter((other) => other !== item); redraw(); };
+  const drop = el("button", { type: "button", class: "small", text: t(pinned ? "unpin" : "saved.remove"), onclick: remove });
   return el("figure", {}, node,
     el("figcaption", {}, el("span", { class: "name", text: item.name, title: item.path }), score),
     el("div", { class: "row" }, open, drop));
 }
 
 function redraw() {
-  if (marks.pins.length < 2) { $("#compare").close(); return; }
-  $("#compare-columns").style.setProperty("--pins", marks.pins.length);
-  $("#compare-columns").replaceChildren(...marks.pins.map(column));
+  if (shown.length < 2) { $("#compare").close(); return; }
+  $("#compare-columns").style.setProperty("--pins", shown.length);
+  $("#compare-columns").replaceChildren(...shown.map(column));
+  opened("compare", shown.map((item) => item.id).filter((id) => !id.startsWith("q")).join());
 }
 
-export function compare() {
-  if (marks.pins.length < 2) { say(t("compare.few")); return; }
+export function compare(items = marks.pins) {
+  if (items.length < 2) { say(t("compare.few")); return; }
+  shown = items.slice(0, MOST_PINS);
   redraw();
-  $("#compare").showModal();
+  if (!$("#compare").open) $("#compare").showModal();
 }
 
 /** Pins or unpins a picture, and says so to screen readers. */
@@ -62,7 +67,7 @@ export function togglePin(item) {
 
 export function begin() {
   marks.addEventListener("change", tray);
-  $("#compare-open").addEventListener("click", compare);
+  $("#compare-open").addEventListener("click", () => compare());
   $("#tray-clear").addEventListener("click", () => marks.clear());
   tray();
 }

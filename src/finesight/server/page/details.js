@@ -6,7 +6,7 @@ import { $, el } from "./dom.js";
 import { language, number, t } from "./i18n.js";
 import { paint } from "./heat.js";
 import { frame } from "./picture.js";
-import { overlay } from "./state.js";
+import { opened, overlay } from "./state.js";
 
 const dialog = $("#details");
 let current = null;
@@ -41,6 +41,7 @@ export async function details(item) {
   $("#details-part").onclick = () => { if (tool.value) open(format(tool.value)); else { tool.put([250, 250, 500, 500]); tool.node.focus(); } };
   if (!dialog.open) dialog.showModal();
   if (item.id.startsWith("q")) return;
+  opened("info", item.id);
   try {
     const facts = await ask(`items/${item.id}`, { params: { features: item.features } });
     if (current !== item) return;

@@ -5,7 +5,8 @@ import { $, el, say, show } from "./dom.js";
 import { largest, paint } from "./heat.js";
 import { t } from "./i18n.js";
 import { frame } from "./picture.js";
-import { place } from "./state.js";
+import { nameOf } from "./sides.js";
+import { opened, place } from "./state.js";
 
 const dialog = $("#explain");
 const LEAST = 0.005;  // smaller shares are added up in one line
@@ -90,6 +91,7 @@ function words(answer) {
 
 export async function explain(query, item) {
   running?.abort();
+  opened("why", nameOf(item));
   const mine = running = new AbortController();
   const sides = [query, item].map((one) => ({ item: one, ...frame(one) }));
   const titles = [t("explain.yours"), t("explain.this")];

@@ -3,7 +3,7 @@
 import { Problem, ask, thumb } from "./api.js";
 import { $, el, say, show } from "./dom.js";
 import { pictures, t } from "./i18n.js";
-import { Points, colorOf } from "./points.js";
+import { Points, WHOLE, colorOf } from "./points.js";
 import { marks, place, go } from "./state.js";
 import { problem } from "./status.js";
 
@@ -25,9 +25,25 @@ async function load() {
   points = points ?? new Points(canvas);
   points.setPlaces(places);
   loaded = true;
+  look();
   await recolor();
   $("#map-title").textContent = t("map.title", { pictures: pictures(count) });
 }
+
+/** Shows the part of the map that the address names. */
+function look() {
+  const [x, y, zoom] = place.at.split(",").map(Number);
+  if (Number.isFinite(x + y + zoom)) Object.assign(points.camera, { x, y, zoom: within(zoom) });
+  else tell();
+}
+
+/** Puts the part of the map that is shown into the address. */
+function tell() {
+  const { x, y, zoom } = points.camera, whole = x === WHOLE.x && y === WHOLE.y && zoom === WHOLE.zoom;
+  if (place.view === "map") go({ at: whole ? "" : [x, y, zoom].map((value) => Number(value.toFixed(4))).join() }, { replace: true });
+}
+
+const within = (zoom) => Math.min(400, Math.max(0.5, zoom));
 
 /** Returns the numbers below `count` in an order that looks random and is always the same. */
 function shuffled(count) {
@@ -76,7 +92,7 @@ function moved() {
   points.hurry();
   redraw();
   clearTimeout(rest);
-  rest = setTimeout(() => { points.settle(); redraw(); }, 200);
+  rest = setTimeout(() => { points.settle(); tell(); redraw(); }, 200);
 }
 
 /** Shows thumbnails where few points are in sight, at most one on the same place. */
@@ -106,7 +122,7 @@ function thumbs() {
 
 function zoomAt(factor, left = canvas.clientWidth / 2, top = canvas.clientHeight / 2) {
   const before = points.toMap(left, top);
-  points.camera.zoom = Math.min(400, Math.max(0.5, points.camera.zoom * factor));
+  points.camera.zoom = within(points.camera.zoom * factor);
   const after = points.toMap(left, top);
   points.camera.x += before[0] - after[0];
   points.camera.y += before[1] - after[1];
@@ -196,7 +212,7 @@ function keys(event) {
 
 export async function arrive() {
   $("#map-color").value = place.color;
-  if (loaded) { recolor().catch(problem); return; }
+  if (loaded) { look(); recolor().catch(problem); return; }
   $("#map-title").textContent = t("map.making");
   try { await load(); } catch (error) {
     $("#map-title").textContent = t("map");
@@ -212,7 +228,7 @@ export function setUp() {
   canvas.addEventListener("keydown", keys);
   $("#map-in").addEventListener("click", () => points && zoomAt(1.6));
   $("#map-out").addEventListener("click", () => points && zoomAt(1 / 1.6));
-  $("#map-all").addEventListener("click", () => { if (points) { Object.assign(points.camera, { x: 0.5, y: 0.5, zoom: 0.92 }); redraw(); } });
+  $("#map-all").addEventListener("click", () => { if (points) { Object.assign(points.camera, WHOLE); tell(); redraw(); } });
   $("#map-lasso").addEventListener("click", (event) => { selecting = !selecting; event.target.setAttribute("aria-pressed", selecting); });
   $("#map-color").addEventListener("change", (event) => { go({ color: event.target.value }); recolor().catch(problem); });
   marks.addEventListener("change", mark);

@@ -1,6 +1,7 @@
 // Draws many points by WebGL: a hundred thousand move smoothly. Places are in [0, 1]; the camera says what is in sight.
 
 const SLOW = 32, FAST = 20;  // milliseconds between two pictures
+export const WHOLE = { x: 0.5, y: 0.5, zoom: 0.92 };  // all points are in sight
 const FEWEST = 4000;  // points that are drawn in any case
 
 const VERTEX = `
@@ -39,7 +40,7 @@ export function colorOf(number, dark) {
 }
 
 export class Points {
-  camera = { x: 0.5, y: 0.5, zoom: 0.92 };
+  camera = { ...WHOLE };
   count = 0;
   share = 1;  // of the points that is drawn while the map moves
   moving = false;

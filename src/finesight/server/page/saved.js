@@ -1,11 +1,12 @@
 // Saved views and pins, which the server keeps, and a link to what is shown.
 
 import { ask } from "./api.js";
-import { $, el, say } from "./dom.js";
+import { $, $$, el, say } from "./dom.js";
 import { t } from "./i18n.js";
-import { marks } from "./state.js";
+import { marks, place } from "./state.js";
 import { problem } from "./status.js";
 
+const SHOWN = 4000;  // milliseconds
 let views = [], sent = "";
 
 function present(saved) {
@@ -24,15 +25,21 @@ async function keep(name, address) {
   } catch (error) { $("#saved-words").textContent = error.message; }
 }
 
-/** Copies the address of what is shown. */
-export async function copyLink() {
-  const sentPicture = new URLSearchParams(location.search).get("q")?.startsWith("q");
-  try {
-    await navigator.clipboard.writeText(location.href);
-    const words = t(sentPicture ? "link.upload" : "link.copied");
-    $("#saved-words").textContent = words;
-    say(words);
-  } catch { $("#saved-words").textContent = t("copy.not"); }
+const sentPhoto = () => place.q.startsWith("q");
+
+/** Copies the address of what is shown; returns words. */
+async function copyLink() {
+  if (place.view === "many") return t("saved.upload");
+  try { await navigator.clipboard.writeText(location.href); } catch { return t("copy.not"); }
+  return t(sentPhoto() ? "link.upload" : "link.copied");
+}
+
+/** Copies the link, and says so: in a window with a line for it, or else on the button for a while. */
+async function onCopy({ target }) {
+  const words = await copyLink(), line = $("[data-words]", target.closest("dialog"));
+  say(words);
+  (line ?? target).textContent = words;
+  if (!line) setTimeout(() => { target.textContent = t("link"); }, SHOWN);
 }
 
 function open() {
@@ -51,11 +58,11 @@ async function keepPins() {
 
 export async function setUp() {
   $("#saved-open").addEventListener("click", open);
-  $("#copy-link").addEventListener("click", copyLink);
+  for (const button of $$("[data-copy-link]")) button.addEventListener("click", onCopy);
   $("#saved-form").addEventListener("submit", (event) => {
     event.preventDefault();
     const query = new URLSearchParams(location.search);
-    if (query.get("q")?.startsWith("q")) { $("#saved-words").textContent = t("saved.upload"); return; }
+    if (sentPhoto() || place.view === "many") { $("#saved-words").textContent = t("saved.upload"); return; }
     query.delete("lang");
     keep($("#saved-name").value.trim(), `?${query}`);
   });

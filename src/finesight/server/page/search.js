@@ -3,6 +3,7 @@
 import { ask } from "./api.js";
 import { BoxTool, format, parse } from "./box.js";
 import { $, el, later, say, show } from "./dom.js";
+import { explain } from "./explain.js";
 import { filterParams, filtering } from "./filters.js";
 import { Grid } from "./grid.js";
 import { paint } from "./heat.js";
@@ -91,6 +92,14 @@ function present(answer, after) {
   say(count ? t("found.say", { pictures: pictures(count), score: answer.hits[0].score.toFixed(2) }) : t("nothing"));
   if (fresh) window.scrollTo({ top: 0 });
   if (fresh && !inPanel) hits.focus();
+  openWhy();
+}
+
+/** Explains the hit that the address names. */
+function openWhy() {
+  const item = place.why && sides.find(hits, place.why);
+  if (item) explain(query, item);
+  else if (place.why) go({ why: "" }, { replace: true });
 }
 
 function title() {
@@ -185,6 +194,7 @@ export function arrive() {
   offerAgain();
   if (query !== null) show($("#found"));
   if (query === null || question() !== shown) search();
+  else openWhy();
 }
 
 function question() {

@@ -58,6 +58,10 @@ export function present(hits, answer, after) {
   later.show(others);
 }
 
+/** Returns how the address names a hit: its id, and the list if there are two. */
+export const nameOf = (item) => (wanted() && item.features === "after" ? `after.${item.id}` : item.id);
+export const find = (hits, name) => [...hits.items, ...later.items].find((item) => nameOf(item) === name);
+
 /** Marks in both lists what is not in the other, and by how many places the others moved. */
 function changes(items, others) {
   const places = new Map(items.map((item, n) => [item.id, n]));

@@ -1,11 +1,11 @@
 // Holds the state: what the address says, what is pinned and selected, and how strongly attention is shown.
 
-import { kept } from "./dom.js";
+import { $, kept } from "./dom.js";
 
 export const MOST_PINS = 4;
 const START = {
   view: "search", q: "", features: "", by: "", box: "", k: 24, min: 0, diversity: 0, text: "", words: "", method: "kmeans", count: "", group: "",
-  folder: "", label: "", tag: "", since: "", until: "", camera: "", mine: "", threshold: 0.98, keep: "largest", color: "folder",
+  folder: "", label: "", tag: "", since: "", until: "", camera: "", mine: "", threshold: 0.98, keep: "largest", color: "folder", at: "", why: "", info: "", compare: "",
 };
 
 /** The settings in the address bar. */
@@ -34,7 +34,22 @@ export function go(changes, { replace = false } = {}) {
 }
 
 /** Settings that a new search does not keep. */
-export const FRESH = { view: "search", box: "", group: "", text: "", words: "" };
+export const FRESH = { view: "search", box: "", group: "", text: "", words: "", at: "", why: "", info: "", compare: "" };
+
+const WINDOWS = { why: "#explain", info: "#details", compare: "#compare" };
+
+/** Puts into the address which window is open, and what it shows. */
+export function opened(name, value) {
+  $(WINDOWS[name]).dataset.named = value;
+  go({ [name]: value }, { replace: true });
+}
+
+/** Takes a window out of the address when it is closed, unless the address names something else by now. */
+export function watchWindows() {
+  for (const [name, selector] of Object.entries(WINDOWS)) {
+    $(selector).addEventListener("close", ({ target }) => { if (place[name] === target.dataset.named) go({ [name]: "" }, { replace: true }); });
+  }
+}
 
 class Marks extends EventTarget {
   pins = [];  // items, and what is known of their masks
