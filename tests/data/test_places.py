@@ -22,6 +22,7 @@ from finesight.data.store import read_entries
 from finesight.errors import FineSightError
 from finesight.search.base import Index
 from finesight.search.engines import create_index, open_index
+from finesight.search.notes import Notes
 from indexes import SPACES, batch, meta, small_encoder, units
 from processes import TINY, command, refused, succeeded, trained
 from storage import BUCKET, fill_bucket, s3_server, samples_of, web_server, write_parquet, write_tar
@@ -236,6 +237,26 @@ def test_two_writers_of_an_index_in_a_bucket(bucket: str, tmp_path: Path, monkey
     assert opened(where, tmp_path / "six", monkeypatch).list_items().ids.tolist() == [4]
     versions = {name.split("/")[3] for name in s3fs.S3FileSystem().find(f"{BUCKET}/indexes/shared")}
     assert len(versions) == 2, "the manifest and one version"
+
+
+def test_labels_of_an_index_in_a_bucket_stay(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where the index is opened again, and where another machine changed it meanwhile."""
+    where, encoder = f"{bucket}/indexes/labeled", small_encoder(tmp_path) / "encoder"
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("FINESIGHT_CACHE", str(tmp_path / "writer"))
+    with closing(create_index(where, meta(), encoder)) as index:
+        index.add(batch(list(range(5)), units(5)))
+    index = opened(where, tmp_path / "here", monkeypatch)
+    with closing(index), closing(Notes(index.notes_file())) as notes:
+        notes.change([1, 2], label="wren")
+    for change in (False, True):
+        if change:
+            with closing(opened(where, tmp_path / "there", monkeypatch)) as index:
+                index.remove(np.array([0]))
+        index = opened(where, tmp_path / "here", monkeypatch)
+        with closing(index), closing(Notes(index.notes_file())) as notes:
+            assert {item: note.label for item, note in notes.all().items()} == {1: "wren", 2: "wren"}
+    assert not [name for name in s3fs.S3FileSystem().find(f"{BUCKET}/indexes/labeled") if "notes" in name]
 
 
 def test_an_index_behind_a_web_address(bucket: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import os
 import shutil
+from contextlib import closing, suppress
+from functools import partial
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
+import finesight
 from disks import small_disk
+from finesight.curation.clean import clean
+from finesight.curation.exchange import export
+from finesight.data.layouts.lookalikes import LookalikesConfig
+from finesight.data.sources import open_source
 from finesight.errors import FineSightError
+from finesight.evaluation.judgments import read_records
 from finesight.features.encoder import Encoder
 from finesight.features.writing import embed_images
+from finesight.report.demo import run_demo
+from finesight.search.engines import open_index
 from finesight.search.faiss_index import FaissIndex
+from finesight.search.notes import Notes
+from finesight.search.remote_index import FileFacts, RemoteManifest
 from finesight.training.checkpoints import checkpoints, load_checkpoint, save_checkpoint
-from indexes import Array, batch, filled_index, units
+from indexes import Array, batch, filled_index, small_encoder, units
 from processes import TINY, command, refused, succeeded
+from serving import make_gallery, web_for
+from serving import refused as no_room
+from storage import samples_of, web_server, write_tar
 
 ROOM = 200_000  # KiB
 
@@ -87,11 +102,18 @@ def test_tables_of_clusters(tmp_path: Path) -> None:
         assert not left_over(disk.folder)
 
 
-@pytest.mark.parametrize("name", ["clean", "compare", "explain", "export", "index", "lookalikes", "push"])
+@pytest.mark.parametrize(
+    "name", ["clean", "compare", "demo", "explain", "export", "index", "lookalikes", "push", "up", "labels", "exchange"]
+)
 def test_every_other_command_that_writes(lcr: Path, birds: Path, tmp_path: Path, name: str) -> None:
     """One sentence with the reason, in the words of the system alone."""
     if name == "compare":
         lcr = Path(shutil.copytree(lcr, tmp_path / "run"))  # scores are kept in it
+    filled = tmp_path / "index"
+    if name == "labels":
+        filled_index(filled, units(200)).close()
+        with closing(Notes(filled / "notes.db")) as notes:
+            notes.change(range(1, 201), label="siskin")
     with small_disk(tmp_path / "disk", 4) as disk:
         out = disk.folder / "out"
         commands: dict[str, tuple[str | Path, ...]] = {
@@ -102,10 +124,133 @@ def test_every_other_command_that_writes(lcr: Path, birds: Path, tmp_path: Path,
             "index": ("index", lcr, birds, "--index", out, "--quiet"),
             "lookalikes": ("lookalikes", out, "--species", "3"),
             "push": ("push", lcr, "birds/lcr", "--dry-run", out),
+            "demo": ("demo", "--out", out, "--quiet"),
+            "up": ("up", birds, "--out", out, "--weights", "random", "--port", "0", "--no-open", "--quiet"),
+            "labels": ("labels", "show", filled, "-o", out),
+            "exchange": ("labels", "export", birds, "--run", lcr, "--to", "cvat", "-o", out, "--quiet"),
         }
         message = refused(command(*commands[name]), "cannot be written")
         assert message.lower().count("no space left on device") == 1
         assert not left_over(disk.folder)
+
+
+def fill(folder: Path) -> None:
+    """Leave no room on the disk of a folder."""
+    with (folder / "full").open("wb", buffering=0) as stream, suppress(OSError):
+        while stream.write(bytes(4096)):
+            pass
+
+
+def test_a_demo_that_is_made_again_keeps_its_results(tmp_path: Path) -> None:
+    drawing = LookalikesConfig(species=3, train_per_species=4, test_per_species=3, size=48)
+    quick = {"epochs": 1, "batch_size": 8, "views.resolution": 40}
+    with small_disk(tmp_path / "disk", ROOM) as disk:
+        again = partial(run_demo, disk.folder, 3, progress=False, drawing=drawing, settings=quick)
+        again()
+        before = {name: (disk.folder / "seed-3" / name).read_bytes() for name in ("results.json", "report.html")}
+        fill(disk.folder)
+        with pytest.raises(FineSightError, match=r"cannot be written: no space left on device; make room"):
+            again()
+        for name, content in before.items():
+            assert (disk.folder / "seed-3" / name).read_bytes() == content
+        assert not left_over(disk.folder)
+
+
+@pytest.mark.parametrize("tool", ["cvat", "fiftyone", "label-studio"])
+def test_files_for_another_tool(birds: Path, tmp_path: Path, tool: str) -> None:
+    """There is room when the command begins, and none for all of the files; those of the time before stay."""
+    found = clean(birds, Encoder.load(small_encoder(tmp_path / "run")), cache_dir=tmp_path / "cache", progress=False)
+    with small_disk(tmp_path / "disk", ROOM) as disk:
+        out = disk.folder / "out"
+        export(found, tool, out)
+        before = {file.name: file.read_bytes() for file in out.iterdir()}
+        (disk.folder / "little").write_bytes(bytes(4096))
+        fill(disk.folder)
+        (disk.folder / "little").unlink()
+        with pytest.raises(FineSightError, match=r"cannot be written: no space left on device; make room"):
+            export(found, tool, out)
+        assert {file.name: file.read_bytes() for file in out.iterdir()} == before
+
+
+def test_answers_of_a_judge(unlabeled: Path, tmp_path: Path) -> None:
+    """The answers before are kept; neither an answer nor an export is there by half."""
+    with small_disk(tmp_path / "disk", ROOM) as disk:
+        runs = small_encoder(disk.folder / "a"), small_encoder(disk.folder / "b", seed=3)
+        session = finesight.judge(*runs, unlabeled, images=12)
+        session.answer("left")
+        file = runs[1] / "judgments.json"
+        before = file.read_bytes()
+        fill(disk.folder)
+        with pytest.raises(FineSightError, match=r"judgments\.json cannot be written: no space left on device"):
+            session.answer("right")
+        assert file.read_bytes() == before
+        judge = ("judge", *runs, "--data", unlabeled, "--images", "12", "--quiet")
+        refused(command(*judge, "--export", disk.folder / "clicks.csv"), "clicks.csv cannot be written: no space left")
+        assert not left_over(disk.folder)
+        (disk.folder / "full").unlink()
+        session.answer("right")
+        assert [one.choice for one in read_records(file)[0].judgments] == ["left", "right"]
+
+
+def test_labels_given_on_the_page(tmp_path: Path) -> None:
+    """One sentence for the page, and the labels before; with room again, the same server takes them."""
+    with small_disk(tmp_path / "disk", ROOM) as disk:
+        gallery = make_gallery(disk.folder)
+        with web_for(gallery.index) as web:
+            ids = [item["id"] for item in web.ask("items")["items"]]
+            assert web.post("/api/labels", json={"ids": ids[:1], "label": "wren"}).status_code == 200
+            before = web.ask("labels")
+            fill(disk.folder)
+            wanted = {"ids": ids, "label": "robin", "add_tags": [f"{number:0100d}" for number in range(50)]}
+            no_room(web.post("/api/labels", json=wanted), 409, "cannot be saved: the disk is full; make room.")
+            assert web.ask("labels") == before
+            with closing(Notes(gallery.index.with_name("notes.db"))) as notes:
+                assert [note.label for note in notes.all().values()] == ["wren"]
+            (disk.folder / "full").unlink()
+            assert web.post("/api/labels", json=wanted).status_code == 200
+            assert {one["name"]: one["count"] for one in web.ask("labels")["labels"]} == {"robin": len(ids)}
+
+
+def test_headers_of_tar_files_are_then_read_each_time(
+    class_folders: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tar(tmp_path / "site" / "birds.tar", samples_of(class_folders))
+    with small_disk(tmp_path / "disk", 16) as disk, web_server(tmp_path / "site") as url:
+        monkeypatch.setenv("FINESIGHT_CACHE", str(disk.folder))
+        fill(disk.folder)
+        assert len(open_source(f"{url}/birds.tar")) == 48
+        assert [file.name for file in disk.folder.rglob("*") if file.is_file()] == ["full"]
+
+
+def test_the_copy_of_a_remote_index(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The copy that was fetched before stays whole, and serves again when there is room."""
+    site = tmp_path / "site"
+    site.mkdir()
+
+    def publish(version: str, rows: int) -> None:
+        filled_index(site / version, units(rows)).close()
+        files = {file.relative_to(site / version).as_posix(): file for file in (site / version).rglob("*.*")}
+        facts = {name: FileFacts.of(file) for name, file in files.items() if not file.name.startswith(".")}
+        (site / "manifest.json").write_text(RemoteManifest(version=version, files=facts).model_dump_json())
+
+    publish("a" * 32, 100)
+    with small_disk(tmp_path / "disk", ROOM) as disk, web_server(tmp_path) as url:
+        monkeypatch.setenv("FINESIGHT_CACHE", str(disk.folder))
+        with closing(open_index(f"{url}/site")) as index:
+            assert len(index) == 100
+        publish("b" * 32, 300)
+        fill(disk.folder)
+        with pytest.raises(FineSightError, match=r"cannot be (fetched|written).*no space left on device") as error:
+            open_index(f"{url}/site")
+        assert str(error.value).count("\n") == 0
+        assert not left_over(disk.folder)
+        (copy,) = (disk.folder / "indexes").iterdir()
+        with closing(FaissIndex(copy)) as index:
+            assert len(index) == 100
+            assert not len(index.find_damaged(everything=True))
+        (disk.folder / "full").unlink()
+        with closing(open_index(f"{url}/site")) as index:
+            assert len(index) == 300
 
 
 def add_all(index: FaissIndex, vectors: Array) -> None:

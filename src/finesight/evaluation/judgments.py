@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from finesight.errors import FineSightError
-from finesight.io.atomic import write_atomic
+from finesight.io.atomic import explain_write_errors, write_atomic
 from finesight.io.lock import locked
 from finesight.io.table import table_text
 
@@ -96,7 +96,7 @@ def read_records(file: Path) -> tuple[Record, ...]:
 
 def update_record(file: Path, record: Record, change: Callable[[tuple[Judgment, ...]], tuple[Judgment, ...]]) -> Record:
     """Change the clicks about the pair of ``record`` in the file, whoever else writes to it; return the new record."""
-    try:
+    with explain_write_errors(file):
         file.parent.mkdir(parents=True, exist_ok=True)
         with locked(file.with_name(f".{NAME}.lock")):
             records = read_records(file)
@@ -106,8 +106,6 @@ def update_record(file: Path, record: Record, change: Callable[[tuple[Judgment, 
             record = replace(record, judgments=change(judgments))
             content = {"format": FORMAT, "comparisons": [asdict(one) for one in (*others, record)]}
             write_atomic(file, json.dumps(content, indent=1) + "\n", sync=True)
-    except OSError as error:
-        raise FineSightError(f"{file} cannot be written: {error.strerror or error}.") from error
     return record
 
 

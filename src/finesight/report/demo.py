@@ -18,6 +18,7 @@ from finesight.evaluation.evaluate import Evaluation, evaluate_poolings
 from finesight.evaluation.retrieval import neighbors
 from finesight.evaluation.score_table import score_table
 from finesight.features.encoder import Encoder, pixels
+from finesight.io.atomic import write_atomic
 from finesight.plots.figures import score_bars
 from finesight.plots.html import Section, build_report
 from finesight.plots.sheets import attention_overlays, retrieval_rows
@@ -119,7 +120,7 @@ def run_demo(
     }
     for name, evaluation in evaluations.items():
         results["scores"][name]["background"] = _same_background(evaluation)
-    (root / "results.json").write_text(json.dumps(results, indent=2) + "\n")
+    write_atomic(root / "results.json", json.dumps(results, indent=2) + "\n")
     table = score_table(results["scores"])
     for row in table:
         row["background"] = results["scores"][str(row["system"])]["background"]["rank1"]

@@ -130,7 +130,4 @@ def export_record(record: Record, file: Path) -> None:
     contents = {".csv": lambda: as_csv(record), ".json": lambda: json.dumps(asdict(record), indent=1) + "\n"}
     if file.suffix.lower() not in contents:
         raise FineSightError(f"--export {file}: give a name that ends in .csv or .json.")
-    try:
-        write_atomic(file, contents[file.suffix.lower()]())
-    except OSError as error:
-        raise FineSightError(f"{file} cannot be written: {error.strerror or error}.") from error
+    write_atomic(file, contents[file.suffix.lower()]())

@@ -235,7 +235,10 @@ class Notes:
         try:
             yield
         except sqlite3.Error as error:
-            if getattr(error, "sqlite_errorcode", 0) & 0xFF in READ_ONLY:
+            code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+            if code == sqlite3.SQLITE_FULL:
+                raise NotesReadOnly("Labels and other notes cannot be saved: the disk is full; make room.") from error
+            if code in READ_ONLY:
                 raise self._read_only() from error
             raise FineSightError(f"The notes in {self.file} cannot be used: {error}.") from error
         except OSError as error:

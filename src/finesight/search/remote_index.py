@@ -23,7 +23,7 @@ from finesight.data.places import filesystem, reached
 from finesight.data.store import default_cache_dir
 from finesight.errors import FineSightError
 from finesight.io.atomic import atomic_path
-from finesight.search.base import Ids, IndexMeta, NewItems
+from finesight.search.base import Ids, Index, IndexMeta, NewItems
 from finesight.search.faiss_index import FaissIndex
 from finesight.search.index_folder import LOCK, META
 
@@ -96,6 +96,10 @@ class RemoteIndex(FaissIndex):
         before = _structures(self.folder)
         super().finish()
         self._changed |= before != _structures(self.folder)
+
+    def notes_file(self) -> Path:
+        """Return a file outside of the copy, which is replaced by another version."""
+        return Index.notes_file(self)
 
     def close(self) -> None:
         super().close()
