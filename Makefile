@@ -43,7 +43,7 @@ bench: $(VENV)/.bench
 	$(BIN)/python benchmarks/run_all.py $(BENCH)
 
 # Kills, full disks, flipped bits, jumping clocks, little memory, hostile pictures (docs/reliability.md). What was done
-# before is kept in results/chaos: the next run goes on from there. tests/faults has a form of two minutes.
+# before is kept in results/chaos: each run adds 200 kills and other faults. tests/faults has a form of two minutes.
 chaos: $(VENV)/.installed
 	PYTHONPATH=tests $(BIN)/python -m chaos.attacks -o results/chaos/attacks.json
 	PYTHONPATH=tests $(BIN)/python -m chaos $(CHAOS); code=$$?; PYTHONPATH=tests $(BIN)/python -m chaos.figures && exit $$code

@@ -32,6 +32,9 @@ class SmallDisk:
     def make_read_only(self) -> None:
         subprocess.run(["mount", "-o", "remount,ro", str(self.folder)], check=True)
 
+    def make_writable(self) -> None:
+        subprocess.run(["mount", "-o", "remount,rw", str(self.folder)], check=True)
+
     def unmount(self) -> None:
         subprocess.run(["umount", "--lazy", str(self.folder)], check=True)
 

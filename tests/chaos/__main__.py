@@ -1,7 +1,7 @@
 """``PYTHONPATH=tests python -m chaos``: kills and faults, reported as JSON. Exit code 1 if this run found a defect.
 
-It can be made in pieces: what is in ``--out`` already is kept, and the next run goes on from there. Another seed makes
-other faults.
+What is in ``--out`` already is kept, and each run adds to it: kills, and the faults of a seed that no run had before. A
+run that was ended before its time goes on when the same command is given again with the same source.
 """
 
 from __future__ import annotations
@@ -13,9 +13,10 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from chaos.faults import KINDS, Fault, inject, parts_of
 from chaos.kills import Trial, kill_trials, undisturbed
@@ -23,18 +24,18 @@ from chaos.up import UP
 from chaos.updates import updates
 from chaos.workloads import WORKLOADS, World
 from chaos.writes import load_everywhere
-from finesight.paper.machine import machine
+from finesight.io.atomic import write_atomic
+from finesight.paper.machine import commit, machine
 
 
 @dataclass
 class Report:
-    """All that is known so far, of this run and of those before."""
+    """All that is known so far, of this run (the last one) and of those before."""
 
     out: Path
     trials: list[Trial] = field(default_factory=list)
     faults: list[Fault] = field(default_factory=list)
-    parts: list[str] = field(default_factory=list)  # of the faults, that are done, with their seed
-    runs: list[dict[str, object]] = field(default_factory=list)
+    runs: list[dict[str, Any]] = field(default_factory=list)
 
     @classmethod
     def read(cls, out: Path) -> Report:
@@ -42,7 +43,34 @@ class Report:
             return cls(out)
         raw = json.loads(out.read_text())["raw"]
         trials = [Trial(**trial) for trial in raw["trials"]]
-        return cls(out, trials, [Fault(**fault) for fault in raw["faults"]], raw["parts"], raw["runs"])
+        return cls(out, trials, [Fault(**fault) for fault in raw["faults"]], raw["runs"])
+
+    def begin(self, command: str, seed: int | None = None) -> dict[str, Any]:
+        """Return the run that the same command left unfinished with the same source, or a new one."""
+        source = commit()
+        unfinished = bool(self.runs) and not self.run.get("ended", True)
+        if unfinished and (self.run["command"], self.run["commit"]) == (command, source):
+            return self.run
+        date = datetime.now(UTC).strftime("%Y-%m-%d")
+        seed = len(self.runs) if seed is None else seed
+        self.runs.append(
+            {"command": command, "date": date, "commit": source, "machine": machine(), "seed": seed}
+            | {"minutes": 0.0, "kills": 0, "parts": [], "ended": False}  # parts of the faults that are done
+        )
+        return self.run
+
+    @property
+    def run(self) -> dict[str, Any]:
+        """The facts of the last run."""
+        return self.runs[-1]
+
+    def add_trial(self, trial: Trial) -> None:
+        self.trials.append(replace(trial, run=len(self.runs) - 1))
+        self.run["kills"] += trial.kills
+
+    def add_faults(self, part: str, faults: list[Fault]) -> None:
+        self.faults += [replace(fault, run=len(self.runs) - 1) for fault in faults]
+        self.run["parts"].append(part)
 
     @property
     def kills(self) -> Counter[str]:
@@ -53,7 +81,10 @@ class Report:
 
     @property
     def defects(self) -> int:
-        return sum(bool(trial.problems) for trial in self.trials) + sum(fault.is_defect for fault in self.faults)
+        """How many the last run found."""
+        last = len(self.runs) - 1
+        trials = sum(bool(trial.problems) for trial in self.trials if trial.run == last)
+        return trials + sum(fault.is_defect for fault in self.faults if fault.run == last)
 
     def write(self) -> None:
         outcomes: dict[str, Counter[str]] = {}
@@ -73,18 +104,17 @@ class Report:
             "raw": {
                 "runs": self.runs,
                 "trials": [asdict(trial) for trial in self.trials],
-                "parts": self.parts,
                 "faults": [asdict(fault) for fault in self.faults],
             },
         }
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(json.dumps(facts, indent=1) + "\n")
+        write_atomic(self.out, json.dumps(facts, indent=1) + "\n")
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="chaos", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--kills", type=int, default=200, help="to survive, with those of earlier runs")
+    parser.add_argument("--seed", type=int, help="of moments and faults; without it the number of earlier runs")
+    parser.add_argument("--kills", type=int, default=200, help="to survive, beside those of earlier runs")
     parser.add_argument("--each", type=int, default=4, help="kills of one command before it may finish")
     parser.add_argument("--minutes", type=float, default=60, help="after which nothing more is begun")
     parser.add_argument(
@@ -98,52 +128,54 @@ def main() -> int:
     given = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda number, frame: sys.exit(143))  # so that disks are unmounted and servers ended
     report = Report.read(given.out)
-    earlier = report.defects
-    date = datetime.now(UTC).strftime("%Y-%m-%d")
-    report.runs.append({"command": f"python -m chaos {' '.join(sys.argv[1:])}".strip(), "date": date})
+    report.begin(f"python -m chaos {' '.join(sys.argv[1:])}".strip(), given.seed)
     with tempfile.TemporaryDirectory(prefix="finesight-chaos-") as name:
         disturb(given, report, Path(name))
+    report.run["ended"] = True
     report.write()
-    return 1 if report.defects > earlier else 0
+    return 1 if report.defects else 0
 
 
 def disturb(given: argparse.Namespace, report: Report, root: Path) -> None:
     """Kill and damage until enough is known, or the time is over."""
 
+    run, spent = report.run, report.run["minutes"]
+
     def left() -> float:
-        report.runs[-1]["minutes"] = round((time.monotonic() - start) / 60, 1)
-        return given.minutes - (time.monotonic() - start) / 60
+        run["minutes"] = round(spent + (time.monotonic() - start) / 60, 1)
+        return float(given.minutes - run["minutes"])
 
     if not load_everywhere(root):
         tell("no C compiler: nothing is killed in the middle of a write", [])
-    world, ours = World.make(root / "world"), tuple(one for one in WORKLOADS if one.name not in given.without)
+    kills = given.kills - run["kills"]
+    world, allowed = World.make(root / "world"), [one for one in WORKLOADS if one.name not in given.without]
+    ours = tuple(one for one in allowed if kills > 0 or (given.faults and one.name in given.faults_for))
     for folder in ("kills", "faults"):
         (root / folder).mkdir()
     known = {one.name: undisturbed(one, world, root / "faults" / f"whole-{one.name}") for one in ours}
     start = time.monotonic()
-    seed = f"{given.seed}-{len(report.trials)}"
-    if report.kills.total() < given.kills:
+    if kills > 0:
         with updates(root, len(report.trials), milvus="index-milvus" not in given.without) as more:
             workloads = (*ours, *(one for one in (UP, *more) if one.name not in given.without))
             for one in workloads[len(known) :]:
                 known[one.name] = undisturbed(one, world, root / "kills" / f"whole-{one.name}")
-            place, earlier = root / "kills", report.kills
-            for trial in kill_trials(workloads, known, world, place, seed, given.kills, given.each, left(), earlier):
-                report.trials.append(trial)
+            place, seed, earlier = root / "kills", f"{run['seed']}-{len(report.trials)}", report.kills
+            for trial in kill_trials(workloads, known, world, place, seed, kills, given.each, left(), earlier):
+                report.add_trial(trial)
                 tell(f"{trial.workload}: {trial.kills} kills", trial.problems)
                 left()
                 report.write()
-    outputs = {one.name: known[one.name].outputs for one in ours if one.name in given.faults_for}
-    for part in parts_of(given.faults, outputs):
-        done = f"seed {given.seed}: {part}"
-        if done in report.parts:
+    some = {one.name: known[one.name] for one in ours if one.name in given.faults_for}
+    for part in parts_of(given.faults, some):
+        if part in run["parts"]:
             continue
         if left() < 0 and not given.all_faults:
             break
-        for fault in inject(part, world, root / "faults", outputs, given.seed, given.count):
-            report.faults.append(fault)
+        faults = []
+        for fault in inject(part, world, root / "faults", some, run["seed"], given.count):
+            faults.append(fault)
             tell(f"{fault.kind}, {fault.what}: {fault.outcome}", [fault.words] if fault.is_defect else [])
-        report.parts.append(done)
+        report.add_faults(part, faults)
         left()
         report.write()
 

@@ -26,6 +26,7 @@ class Trial:
     moments: list[str] = field(default_factory=list)  # of each kill: processor time, or the number of a write
     repeated: int = 0  # steps of a training that were done again, at most, after one kill
     problems: list[str] = field(default_factory=list)
+    run: int | None = None  # its place in the list of runs; None: an earlier form of the harness did not keep it
 
     @property
     def kills(self) -> int:
@@ -121,15 +122,16 @@ def kill_trials(
     minutes: float,
     before: Counter[str] | None = None,
 ) -> Iterator[Trial]:
-    """Yield trials until so many kills were survived, or the time is over: next is what was killed the least.
+    """Yield trials until so many more kills were survived, or the time is over: next is what was killed the least.
 
-    ``before`` counts kills of earlier runs.
+    ``before`` counts kills of earlier runs: they decide what is next, and are none of the ``kills``.
     """
     draw, count, number = random.Random(seed), Counter(before or {}), 0
+    kills += count.total()
     order = {one.name: one for one in workloads}
     trials = Counter(dict.fromkeys(order, 0))
     end = time.monotonic() + 60 * minutes
-    while sum(count.values()) < kills and time.monotonic() < end:
+    while count.total() < kills and time.monotonic() < end:
         workload = order[min(order, key=lambda name: (count[name], trials[name]))]
         place = root / f"trial-{number}"
         trial = kill_trial(workload, world, place, draw, known[workload.name], each)
