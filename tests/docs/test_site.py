@@ -115,6 +115,7 @@ def test_what_the_readme_links_to_is_there_and_it_fits_one_screen() -> None:
     text = (ROOT / "README.md").read_text(encoding="utf-8")
     assert len(text.splitlines()) <= 45
     assert text.count("](docs/img/") == 1
+    assert len(re.findall(r"^(?:\$ | {4})\S", text, re.M)) == 3  # commands
     for link in re.findall(r"\]\(([^)#]+)", text):
         assert (ROOT / link).exists(), link
 
