@@ -92,19 +92,20 @@ def test_one_cache_folder_for_both(hosts: list[Host], birds: Path, tmp_path: Pat
 
 
 def test_each_host_decodes_its_own_part(hosts: list[Host], birds: Path, tmp_path: Path) -> None:
-    """Started as by srun. One process that is given as many parts trains on the same batches."""
+    """Started as by srun. One process that is given as many parts trains on the same batches. With the preset paper
+    nothing is chosen by a look at up to 256 images, which are all of so small a folder. Both hosts decode some of the
+    five images that are held out: who scores them during training, and the first one all at the end."""
     one, two = tmp_path / "one", tmp_path / "two"
-    parts = ("--epochs", "3", "--cache-shards", "2")
+    parts = ("--epochs", "3", "--cache-shards", "2", "--preset", "paper")
     trained(one, *train_words(one, birds, *parts, "--cache-dir", str(tmp_path / "all"))[3:])
     caches = [tmp_path / "first", tmp_path / "second"]
     train_on(hosts, "slurm", lambda host: train_words(two, birds, *parts, "--cache-dir", str(caches[host])))
     assert_same_training(one, two)
     first, second = (decoded(cache) for cache in caches)
     whole = decoded(tmp_path / "all")
-    # Looking at a few images before the run decodes all 48 of so small a folder, on the first host only.
-    assert first == whole
-    assert 10 < len(second) < len(whole) - 10
-    assert second < whole
+    assert first | second == whole
+    assert len(first & second) <= 5
+    assert min(len(first), len(second)) > 10
 
 
 # --- when a host dies -------------------------------------------------------------------------------------------------
@@ -112,7 +113,9 @@ def test_each_host_decodes_its_own_part(hosts: list[Host], birds: Path, tmp_path
 
 def test_a_host_that_dies_stops_the_other(hosts: list[Host], birds: Path, tmp_path: Path) -> None:
     """Once the first loses its power (its processes end without a word), once the second its cable. The same command
-    goes on."""
+    goes on, and its losses and weights are those of a run that nothing happened to."""
+    undisturbed = tmp_path / "undisturbed"
+    train_on(hosts, "slurm", lambda host: train_words(undisturbed, birds, "--epochs", "20"), port=29511)
 
     def die(place: Path) -> None:
         out = place / "run"
@@ -143,6 +146,7 @@ def test_a_host_that_dies_stops_the_other(hosts: list[Host], birds: Path, tmp_pa
                 assert "Traceback" not in survivor.err
         train_on(hosts, "slurm", lambda host: words, port=29510)
         assert [int(row["step"]) for row in rows(out)] == list(range(100))
+        assert_same_training(undisturbed, out)
 
     in_time(die, tmp_path)
 
