@@ -1,51 +1,35 @@
-"""axe-core finds nothing on any view, in light and dark: names for screen readers, contrast, roles, focus."""
+"""axe-core finds nothing on any view: names for screen readers, contrast, roles, focus; light, dark and on a phone."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
 
 import pytest
-from browsing import opened, violations
-from playwright.sync_api import Browser, Page
+from browsing import Tab, opened, violations
+from playwright.sync_api import Browser
+from views import VIEWS, all_servers, show
 
 pytestmark = pytest.mark.slow
 
-
-def _open(button: str, wait: str) -> Callable[[Page], None]:
-    def steps(page: Page) -> None:
-        page.wait_for_selector("#hits .card")
-        page.locator(button).first.click()
-        page.wait_for_selector(wait)
-
-    return steps
+SCREEN, PHONE = {"width": 1200, "height": 850}, {"width": 390, "height": 780}
+FOLDED = ("welcome", "all", "selected", "why", "comparison", "own groups", "training", "judge")  # other on a phone
 
 
-VIEWS: dict[str, tuple[str, Callable[[Page], object]]] = {
-    "welcome": ("", lambda page: page.wait_for_selector("#samples .card")),
-    "all": ("?view=browse", lambda page: page.wait_for_selector("#all .card")),
-    "groups": ("?view=groups&count=4", lambda page: page.wait_for_selector(".group")),
-    "copies": ("?view=copies&threshold=0.9", lambda page: page.wait_for_selector(".copies")),
-    "map": ("?view=map", lambda page: page.wait_for_selector("#map-legend li")),
-    "selected": ("?q=ID", _open("#hits .select", "#tray:not([hidden])")),
-    "why": ("?q=ID", _open("#hits .why", "#parts .part")),
-    "details": ("?q=ID", _open("#hits .info", "#details-facts div")),
-    "saved": ("?q=ID", _open("#saved-open", "#saved[open]")),
-    "help": ("?q=ID", _open("#help-open", "#help[open]")),
-}
+@pytest.fixture(scope="module")
+def tabs(browser: Browser, page_server: str, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Tab]]:
+    with all_servers(browser, page_server, tmp_path_factory.mktemp("views")) as tabs:
+        yield tabs
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_view(browser: Browser, page_server: str, scheme: str) -> None:
-    found = {}
-    with opened(browser, page_server, color_scheme=scheme) as tab:
-        tab.expected = ("GL Driver Message",)
-        tab.go().wait_for_selector("#samples .card")
-        item = tab.page.locator("#samples .card").first.get_attribute("data-id") or ""
-        for name, (address, steps) in VIEWS.items():
-            page = tab.go(address.replace("ID", item))
-            steps(page)
-            found[name] = violations(page)
-    assert found == {name: [] for name in VIEWS}
+@pytest.mark.parametrize("name", VIEWS)
+def test_every_view(tabs: dict[str, Tab], name: str) -> None:
+    page, found = show(tabs, name), {}
+    for scheme, size in (("light", SCREEN), ("dark", SCREEN), ("light", PHONE))[: 3 if name in FOLDED else 2]:
+        page.emulate_media(color_scheme=scheme)  # type: ignore[arg-type]
+        page.set_viewport_size(size)  # type: ignore[arg-type]
+        found[scheme, size["width"]] = violations(page)
+    page.set_viewport_size(SCREEN)  # type: ignore[arg-type]
+    assert not any(found.values()), found
 
 
 def test_the_check_can_fail(browser: Browser, page_server: str) -> None:

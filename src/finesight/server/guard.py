@@ -21,7 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from finesight.server.config import ServerConfig, is_address, is_loopback
 from finesight.server.metrics import HEALTHZ, METRICS
-from finesight.server.sign_in import WrongTokens, sign_in_page
+from finesight.server.sign_in import NEEDED, WAIT, WRONG, WrongTokens, refusal_words, sign_in_page
 
 log = logging.getLogger("finesight.server")
 LOCAL_HOSTS = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -42,8 +42,6 @@ SAFETY_HEADERS = {
 
 
 TOKEN_NEEDED = "A token is needed: send 'Authorization: Bearer TOKEN', or open the page as /?token=TOKEN."
-SIGN_IN = "This page needs a token."
-NOT_THE_TOKEN = "That is not the token."
 
 
 def error_response(status: int, detail: str, headers: Mapping[str, str] | None = None) -> JSONResponse:
@@ -170,13 +168,12 @@ class Guard:
         given = [token for token in given if token]
         client = request.client.host if request.client else ""
         if given and (seconds := self._wrong.wait(client)):
-            words = f"Too many wrong tokens: try again in {seconds} seconds."
-            return self._refuse(request, 429, words, path, rest, {"Retry-After": str(seconds)})
+            return self._refuse(request, 429, WAIT, path, rest, {"Retry-After": str(seconds)})
         if not any([_equal(token, self._token) for token in given]):
             if given:
                 self._wrong.add(client)
-            words = NOT_THE_TOKEN if given else TOKEN_NEEDED
-            return self._refuse(request, 401, words, path, rest, {"WWW-Authenticate": "Bearer"})
+            why = WRONG if given else NEEDED
+            return self._refuse(request, 401, why, path, rest, {"WWW-Authenticate": "Bearer"})
         self._wrong.forget(client)
         if bearer and _equal(bearer.strip(), self._token):
             return None
@@ -188,13 +185,15 @@ class Guard:
         self,
         request: Request,
         status: int,
-        words: str,
+        why: str,
         path: str,
         query: list[tuple[str, str]],
         headers: dict[str, str],
     ) -> Response:
+        seconds = int(headers.get("Retry-After", 0))
         is_browser = request.method == "GET" and "text/html" in request.headers.get("accept", "")
         if is_browser and not is_api(path):
-            shown = SIGN_IN if words == TOKEN_NEEDED else words
-            return sign_in_page(status, shown, quote(path), query, headers)
-        return error_response(status, words if words != NOT_THE_TOKEN else f"{words} {TOKEN_NEEDED}", headers)
+            languages = request.headers.get("accept-language", "")
+            return sign_in_page(status, why, seconds, quote(path), query, headers, languages)
+        words = {NEEDED: TOKEN_NEEDED, WRONG: f"{refusal_words(WRONG)} {TOKEN_NEEDED}"}
+        return error_response(status, words.get(why) or refusal_words(why, seconds), headers)

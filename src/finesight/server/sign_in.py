@@ -13,6 +13,7 @@ from collections.abc import Mapping
 
 from starlette.responses import HTMLResponse
 
+NEEDED, WRONG, WAIT = "needed", "wrong", "wait"  # why the form is shown
 FREE_TRIES = 10  # wrong tokens that cost no time
 LONGEST_WAIT = 60.0  # seconds, after many more
 FORGIVEN = 600.0  # seconds without a try
@@ -29,13 +30,31 @@ _STYLE = (  # the colors of the search page
     "input:focus-visible,button:focus-visible{outline:3px solid var(--accent);outline-offset:2px}"
 )
 _PAGE = """<!doctype html>
-<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
-<title>FineSight: sign in</title><style>{style}</style></head>
+<html lang="{lang}"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width, initial-scale=1">
+<title>FineSight: {title}</title><style>{style}</style></head>
 <body><main><h1>FineSight</h1><p id="words" role="status">{words}</p>
 <form method="get" action="{action}">{hidden}<label>Token <input type="password" name="token" required autofocus
-autocomplete="current-password" aria-describedby="words"></label> <button>Open</button></form>
-<p>The token is in the address that the server printed when it started.</p></main></body></html>
+autocomplete="current-password" aria-describedby="words"></label> <button>{open}</button></form>
+<p>{where}</p></main></body></html>
 """
+_WORDS = {  # by language; the page itself has its own tables, which a browser gets only with the token
+    "en": {
+        "title": "sign in",
+        "open": "Open",
+        "where": "The token is in the address that the server printed when it started.",
+        NEEDED: "This page needs a token.",
+        WRONG: "That is not the token.",
+        WAIT: "Too many wrong tokens: try again in {seconds} seconds.",
+    },
+    "de": {
+        "title": "Anmeldung",
+        "open": "Öffnen",
+        "where": "Das Token steht in der Adresse, die der Server beim Start gezeigt hat.",
+        NEEDED: "Diese Seite braucht ein Token.",
+        WRONG: "Das ist nicht das Token.",
+        WAIT: "Zu viele falsche Token: Versuchen Sie es in {seconds} Sekunden noch einmal.",
+    },
+}
 _POLICY = (
     f"default-src 'none'; style-src 'sha256-{base64.b64encode(hashlib.sha256(_STYLE.encode()).digest()).decode()}'; "
     "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
@@ -79,12 +98,27 @@ def _network(address: str) -> str:
     return str(ipaddress.ip_network((int(known), NETWORK_BITS), strict=False))
 
 
+def refusal_words(why: str, seconds: int = 0, language: str = "en") -> str:
+    """Return the sentence that says why there is no page."""
+    return _WORDS[language][why].format(seconds=seconds)
+
+
 def sign_in_page(
-    status: int, words: str, path: str, query: list[tuple[str, str]], headers: Mapping[str, str]
+    status: int,
+    why: str,
+    seconds: int,
+    path: str,
+    query: list[tuple[str, str]],
+    headers: Mapping[str, str],
+    accepted: str = "",
 ) -> HTMLResponse:
-    """Return the form that asks for the token and then opens ``path`` with it."""
+    """Return the form that asks for the token and then opens ``path`` with it. ``accepted`` is Accept-Language."""
+    wanted = [value for key, value in query if key == "lang"] + [one.strip()[:2].lower() for one in accepted.split(",")]
+    language = next((one for one in wanted if one in _WORDS), "en")
     hidden = "".join(
         f'<input type="hidden" name="{html.escape(key)}" value="{html.escape(value)}">' for key, value in query
     )
-    page = _PAGE.format(style=_STYLE, words=html.escape(words), action=html.escape(path), hidden=hidden)
+    table, words = _WORDS[language], refusal_words(why, seconds, language)
+    texts = {name: table[name] for name in ("title", "open", "where")}
+    page = _PAGE.format(lang=language, style=_STYLE, words=words, action=html.escape(path), hidden=hidden, **texts)
     return HTMLResponse(page, status, headers={**headers, "Content-Security-Policy": _POLICY})

@@ -36,7 +36,7 @@ export function t(key, values = {}) {
 export const known = (key) => key in TABLES[language];
 export const pictures = (count) => t("pictures", { count });
 
-const ATTRIBUTES = { t: null, tLabel: "aria-label", tTitle: "title", tPlaceholder: "placeholder" };
+const ATTRIBUTES = { t: null, tLabel: "aria-label", tTitle: "title", tPlaceholder: "placeholder", tAlt: "alt" };
 
 /** Puts the words into a page: data-t is the key of the text, data-t-label that of aria-label, and so on. */
 export function translate(root = document) {

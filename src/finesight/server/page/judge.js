@@ -2,12 +2,12 @@
 
 import { Problem } from "./api.js";
 import { $, $$, el, say, show } from "./dom.js";
-
-const number = (count) => count.toLocaleString("en");
+import { language, number, t, translate } from "./i18n.js";
 
 const KEYS = { ArrowLeft: "left", ArrowRight: "right", ArrowUp: "both", ArrowDown: "neither" };
 const picture = (image) => `api/judge/images/${image}`;
-const points = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toFixed(1)}`;
+const DIGITS = { minimumFractionDigits: 1, maximumFractionDigits: 1 };
+const points = (value) => `${value > 0 ? "+" : value < 0 ? "−" : ""}${Math.abs(value).toLocaleString(language, DIGITS)}`;
 
 let state = null;
 let busy = false;  // an answer is on its way
@@ -19,10 +19,10 @@ async function send(path, method = "GET") {
   try {
     response = await fetch(`api/judge${path}`, { method });
   } catch {
-    throw new Problem("The server does not answer. Is it still running? Start it again with “finesight judge”; your answers are kept.", 0);
+    throw new Problem(t("judge.gone"), 0);
   }
   const content = await response.json().catch(() => ({}));
-  if (!response.ok) throw new Problem(content.detail ?? `The server refused the request (${response.status}).`, response.status);
+  if (!response.ok) throw new Problem(content.detail ?? t("refused", { status: String(response.status) }), response.status);
   return content;
 }
 
@@ -67,7 +67,7 @@ function draw() {
   show($("#progress"), state.disagree > 0);
   show($("#undo"), state.answers > 0);
   show($("#reveal"), open && state.answers > 0);
-  $("#count").textContent = state.answers === 1 ? "1 answer" : `${number(state.answers)} answers`;
+  $("#count").textContent = t("judge.count", { count: state.answers });
   drawInterval();
   if (open) drawQuestion(); else drawEnd();
   if (ended) title.focus();
@@ -81,24 +81,21 @@ function drawQuestion() {
   }
   for (const image of ahead) new Image().src = picture(image);  // likely next: then they are there already
   $("#ask").dataset.question = question.number;
-  say(`Question ${question.number}. ${$("#interval-words").textContent}`);
+  say(t("judge.question", { n: question.number, words: $("#interval-words").textContent }));
 }
 
-const TITLES = {
-  asking: () => "Not decided yet",
-  decided: () => `Decided: ${state.winner} is better`,
-  equal: () => "There is no difference that matters",
-  far: () => "No difference that is worth more clicks",
-  exhausted: () => (state.disagree ? "Every picture on which they disagree was judged" : "There is nothing to judge"),
-};
+function endTitle() {
+  if (state.state === "exhausted" && !state.disagree) return t("judge.nothing");
+  return t(`judge.${state.state}`, { winner: state.winner });
+}
 
 function drawEnd() {
-  $("#end-title").textContent = TITLES[state.state]();
+  $("#end-title").textContent = endTitle();
   $("#end-words").textContent = state.words ?? "";
   const counts = $("#end-counts");
   counts.replaceChildren();
   if (state.names && state.answers) {
-    const rows = [[state.names.b, state.names.for_b], [state.names.a, state.names.for_a], ["both or neither", state.ties]];
+    const rows = [[state.names.b, state.names.for_b], [state.names.a, state.names.for_a], [t("judge.ties"), state.ties]];
     for (const [name, count] of rows) counts.append(el("dt", { text: name }), el("dd", { text: number(count) }));
   }
   show($("#go-on"), Boolean(state.question));
@@ -133,11 +130,11 @@ function drawInterval() {
 }
 
 function words() {
-  const range = `95 % certain: a difference between ${points(state.low)} and ${points(state.high)} points.`;
+  const range = t("judge.range", { low: points(state.low), high: points(state.high) });
   if (!state.answers || state.state === "decided" || state.state === "exhausted") return range;
   const left = state.clicks_left;
-  if (left === null || left > 2000) return `${range} No one leads so far.`;
-  return `${range} If it goes on like this, about ${number(left)} more ${left === 1 ? "answer decides" : "answers decide"}.`;
+  if (left === null || left > 2000) return `${range} ${t("judge.no.lead")}`;
+  return `${range} ${t("judge.more", { count: left })}`;
 }
 
 document.addEventListener("keydown", (event) => {
@@ -152,10 +149,13 @@ document.addEventListener("keydown", (event) => {
 });
 for (const button of $$("[data-choice]")) button.addEventListener("click", () => choose(button.dataset.choice));
 for (const image of $$(".shown img")) {
-  image.addEventListener("error", () => { image.alt = "This picture cannot be shown any more: choose “neither”."; });
+  image.addEventListener("error", () => { image.alt = t("judge.missing"); });
 }
 $("#undo").addEventListener("click", undo);
 $("#reveal").addEventListener("click", () => talk("?reveal=true"));
 $("#go-on").addEventListener("click", () => { going = true; talk(""); });
 $("#alert-retry").addEventListener("click", () => talk(""));
+for (const words of $$("#end-words, #end-verdict")) words.lang = "en";  // sentences of the server
+translate();
+document.title = `${t("judge.title")} · FineSight`;
 talk("");
