@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import json
 import re
 import shutil
 import subprocess
 import sys
 from pathlib import Path
 
+import httpx
 import pytest
 import yaml
 from typer.testing import CliRunner
 
 from finesight.cli.main import app
+from serving import Serving, make_gallery
 from wheels import ROOT
 
 DOCKER = ROOT / "docker"
@@ -43,8 +46,27 @@ def test_the_dockerfile() -> None:
     for source in re.findall(r"^COPY (?!--from)(\S+)", text, re.M):
         assert (ROOT / source).exists()
         assert f"!{source}" in (DOCKER / "Dockerfile.dockerignore").read_text().splitlines()
-    assert "/healthz" in text
     assert "\nUSER 10001\n" in text  # not root
+
+
+def test_the_health_check_of_the_image_asks_a_server_that_wants_a_token(tmp_path: Path) -> None:
+    text = (DOCKER / "Dockerfile").read_text()
+    health, start = (json.loads(words) for words in re.findall(r"^ *CMD (\[.*\])$", text, re.M))
+    assert health[0] == "python"
+    code = health[2]
+    assert code.count("127.0.0.1:8000/") == 1
+
+    def check(port: int) -> subprocess.CompletedProcess[str]:
+        return tool(sys.executable, health[1], code.replace(":8000/", f":{port}/"))
+
+    words = [str(make_gallery(tmp_path).index) if word == "/data/index" else word for word in start]
+    with Serving(*words, "--port", "0", FINESIGHT_TOKEN="secret") as server:
+        port = httpx.URL(server.url).port
+        assert port is not None
+        assert httpx.get(f"http://127.0.0.1:{port}/api/health", timeout=60).status_code == 401  # it does want one
+        assert (done := check(port)).returncode == 0, done.stderr
+        server.stop()
+        assert check(port).returncode != 0
 
 
 def test_a_linter_that_finds_nothing_would_be_no_check(tmp_path: Path) -> None:
