@@ -258,11 +258,12 @@ def main() -> None:
     )
     options = parser.parse_args()
     found = json.loads(options.out.read_text()) if options.out.exists() else {}
-    here = found.setdefault(commit()[:7], {"tests": {}, "probes": {}})
+    source = commit()
+    here = found.setdefault(source[:7] + "+" * source.endswith("+"), {"tests": {}, "probes": {}, "made": {}})
 
     def keep(table: str, name: str, facts: dict[str, Any]) -> None:
         here[table][name] = facts
-        here["machine"], here["date"] = machine(), time.strftime("%Y-%m-%d")
+        here["made"][name] = f"{machine()}, {time.strftime('%Y-%m-%d')}"
         options.out.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n")
         print(name, json.dumps(facts, ensure_ascii=False), flush=True)
 

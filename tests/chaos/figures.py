@@ -22,7 +22,7 @@ PAGE, RESULTS = ROOT / "docs" / "reliability.md", ROOT / "results" / "chaos"
 def kills_block(found: dict[str, Any]) -> str:
     """The commands that were run, and what came of the kills."""
     raw = found["raw"]
-    runs = [f"$ PYTHONPATH=tests {run['command']}    # {run.get('minutes', 0)} minutes" for run in raw["runs"]]
+    runs = [f"$ PYTHONPATH=tests {run['command']}    # {about_run(run)}" for run in raw["runs"]]
     days = sorted({run["date"] for run in raw["runs"]})
     rows = [{"command": name, "kills": count} for name, count in found["kills_by_command"].items()]
     wrong = [f"{trial['workload']}: {problem}" for trial in raw["trials"] for problem in trial["problems"]]
@@ -43,6 +43,14 @@ def kills_block(found: dict[str, Any]) -> str:
         markdown_table(rows),
     ]
     return "\n".join(lines)
+
+
+def about_run(run: dict[str, Any]) -> str:
+    """What is to be known of a run: when, how long, and of which source, if it was kept."""
+    commit = run.get("commit", "")
+    source = f"commit {commit[:7]}{'+' * commit.endswith('+')}" if commit else "an earlier source"
+    ended = "" if run.get("ended", True) else ", ended before its time"
+    return f"{run['date']}, {run.get('minutes', 0)} minutes{ended}, {source}"
 
 
 def faults_block(found: dict[str, Any]) -> str:
