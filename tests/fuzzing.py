@@ -54,6 +54,41 @@ def damage(data: bytes, changes: list[tuple[str, float, bytes]]) -> bytes:
     return data
 
 
+any_json = st.recursive(
+    st.one_of(
+        st.none(),
+        st.booleans(),
+        st.integers(-(10**20), 10**20),
+        st.floats(),
+        st.text(st.characters(), max_size=12),
+        st.sampled_from(["..", "/", "a\0b", "\ud800", "=1+1", "\n"]),
+    ),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=8), inner, max_size=3),
+    max_leaves=6,
+)
+
+
+def with_other_value(tree: Any, place: float, value: Any) -> Any:
+    """Return a copy of what a JSON file holds with another value in a place, as a share of all its values."""
+    places = list(_places(tree))
+    path = places[int(place * (len(places) - 1))]
+
+    def copy(part: Any, path: tuple[Any, ...]) -> Any:
+        if not path:
+            return value
+        changed = dict(part) if isinstance(part, dict) else list(part)
+        changed[path[0]] = copy(part[path[0]], path[1:])
+        return changed
+
+    return copy(tree, path)
+
+
+def _places(tree: Any) -> Iterator[tuple[Any, ...]]:
+    yield ()
+    for key in tree if isinstance(tree, dict) else range(len(tree)) if isinstance(tree, list | tuple) else ():
+        yield from ((key, *path) for path in _places(tree[key]))
+
+
 @contextmanager
 def within_bounds() -> Iterator[None]:
     """Fail if the block takes too long or too much memory."""

@@ -8,10 +8,12 @@ import os
 import re
 import signal
 import time
+import uuid
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -19,10 +21,11 @@ from finesight.errors import FineSightError
 from finesight.search.base import Index
 from finesight.search.engines import create_index, index_exists, open_index
 from finesight.search.searcher import Searcher
-from indexes import SPACES, Array, batch, contents, item, meta, units
-from milvus_servers import MilvusProcess, Wire
-from processes import TIMEOUT, start_server
+from indexes import SPACES, Array, batch, contents, item, meta, small_encoder, units
+from milvus_servers import USER, MilvusProcess, Wire
+from processes import TIMEOUT, command, refused, start_server, succeeded
 from reference.nearest import nearest
+from serving import Serving
 
 pytest.importorskip("pymilvus", reason="pymilvus is not installed")
 from finesight.search.milvus_client import Address, make_collection
@@ -36,7 +39,8 @@ SHORT = MilvusLimits(lease=1.5)
 
 @pytest.fixture
 def name(request: pytest.FixtureRequest) -> str:
-    return str(request.node.name)
+    """Another one when a test is run again: the server still has what it left."""
+    return f"{request.node.name}_{uuid.uuid4().hex[:6]}"
 
 
 def collections(server: MilvusProcess, name: str) -> list[str]:
@@ -247,6 +251,39 @@ def test_an_index_of_one_collection(milvus_server: MilvusProcess, name: str) -> 
     index.close()
     with pytest.raises(FineSightError, match="already"):
         create_index(milvus_server.uri(name), meta(), Path())
+
+
+def test_commands_search_and_serve(
+    milvus_server: MilvusProcess, name: str, class_folders: Path, tmp_path: Path
+) -> None:
+    """An index in a server is built, searched and served by its address, and nobody is told the password."""
+    uri, run = milvus_server.uri(name), small_encoder(tmp_path / "run")
+    state = {"XDG_STATE_HOME": str(tmp_path / "state")}  # where labels are
+    query = next(class_folders.glob("*/*.png"))
+    built = succeeded(command("index", run, class_folders, "--index", uri, "--json", "--quiet"))
+    assert json.loads(built.out)["added"] == 48
+    found = succeeded(command("search", uri, query, "-k", "3", "--json"))
+    hits = json.loads(found.out)["results"][0]["hits"]
+    assert len(hits) == 3
+    assert hits[0]["score"] > 0.999
+    assert hits[0]["path"] == str(query.relative_to(class_folders))
+    with Serving("serve", uri, "--port", "0", "--no-open", "--quiet", **state) as serving:
+        health = httpx.get(f"{serving.url}api/health", timeout=TIMEOUT).json()
+        assert (health["status"], health["items"]) == ("ok", 48)
+        sent = {"file": (query.name, query.read_bytes(), "image/png")}
+        answer = httpx.post(f"{serving.url}api/search", files=sent, data={"k": "3"}, timeout=TIMEOUT).json()
+        assert [hit["path"] for hit in answer["hits"]] == [hit["path"] for hit in hits]
+        shown = httpx.get(f"{serving.url}api/items/{answer['hits'][0]['id']}/thumb", timeout=TIMEOUT)
+        assert shown.headers["content-type"] == "image/jpeg"
+        label = {"ids": [answer["hits"][0]["id"]], "label": "wren"}
+        assert httpx.post(f"{serving.url}api/labels", json=label, timeout=TIMEOUT).status_code == 200
+        code, _, said = serving.stop()
+    assert (code, "Traceback" in said) == (0, False)
+    labels = succeeded(command("labels", "show", uri, **state))
+    assert "1  wren" in labels.out
+    wrong = refused(command("search", milvus_server.uri("nothing"), query), "There is no index")
+    for text in (built.out, built.err, found.out, found.err, said, labels.out, labels.err, wrong):
+        assert USER not in text
 
 
 def test_killed_at_random_moments(milvus_server: MilvusProcess, tmp_path: Path) -> None:

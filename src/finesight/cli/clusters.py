@@ -13,7 +13,7 @@ import typer
 from finesight.cli.options import By, IndexUri, Json, Quiet
 from finesight.errors import FineSightError
 from finesight.io.atomic import require_writable
-from finesight.io.console import console, format_count, printable
+from finesight.io.console import console, format_count, printable, without_password
 from finesight.io.table import write_table
 
 if TYPE_CHECKING:
@@ -73,7 +73,7 @@ def clusters(
             {"id": number, "size": size, "items": [{"id": str(one), "path": printable(paths[one])} for one in items]}
             for number, (size, items) in enumerate(zip(found.sizes, members, strict=True))
         ]
-        facts = {"index": where, "method": found.method, "by": found.space, "items": len(found.ids)}
+        facts = {"index": without_password(where), "method": found.method, "by": found.space, "items": len(found.ids)}
         print(json.dumps({**facts, "clusters": described, "unclustered": found.unclustered}))
         return
     print(f"{format_count(len(found), 'cluster')} of {format_count(len(found.ids), 'image')} by {found.space}", end="")
@@ -130,7 +130,7 @@ def duplicates(
         total = len(index)
     extra = sum(len(group.items) - 1 for group in groups)
     if as_json:
-        facts = {"index": where, "by": space, "threshold": threshold, "items": total, "extra": extra}
+        facts = {"index": without_password(where), "by": space, "threshold": threshold, "items": total, "extra": extra}
         print(json.dumps({**facts, "groups": [_describe_group(group) for group in groups]}))
         return
     print(f"{format_count(len(groups), 'group')}: {extra:,} of {format_count(total, 'image')} could go.")

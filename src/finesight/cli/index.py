@@ -14,7 +14,7 @@ import typer
 
 from finesight.cli.options import Cluster, Exact, Interval, Json, Quiet, Watch, Workers
 from finesight.errors import FineSightError, Interrupted
-from finesight.io.console import console, format_count
+from finesight.io.console import console, format_count, without_password
 from finesight.search.engines import uri_help
 
 if TYPE_CHECKING:
@@ -144,6 +144,7 @@ def _next_change(watcher: FolderWatch, stop: _Stop) -> Change | None:
 
 def _tell(where: str, update: IndexUpdate, facts: dict[str, Any], as_json: bool) -> None:
     """Print what an update did."""
+    where = without_password(where)
     if update.skipped:
         path, reason = sorted(update.skipped)[0]
         console.print(f"{format_count(len(update.skipped), 'file')} left out, the first {path}: {reason}", markup=False)

@@ -15,7 +15,7 @@ from finesight.cli.clean import write_labels
 from finesight.cli.encoders import FrozenBackbone, FrozenResolution, FrozenWeights, RunOption, open_encoder
 from finesight.cli.options import CacheDir, Data, IndexUri, Json, PoolingOption, Quiet, RenamedOptions, Workers
 from finesight.errors import FineSightError
-from finesight.io.console import console, format_count, printable_line
+from finesight.io.console import console, format_count, printable_line, without_password
 from finesight.io.table import write_table
 
 labels_app = typer.Typer(help="Labels of the search page, and exchange with FiftyOne, Label Studio and CVAT.")
@@ -52,7 +52,8 @@ def show_labels(
             raise FineSightError("No image of the index has a label: give some on the page of `finesight serve`.")
         write_table(out, ("path", "label"), rows)
     if as_json:
-        print(json.dumps({"index": where, "images": total, "labeled": len(labeled), "labels": dict(counts)}))
+        facts = {"index": without_password(where), "images": total, "labeled": len(labeled)}
+        print(json.dumps({**facts, "labels": dict(counts)}))
         return
     print(f"{format_count(len(labeled), 'image')} of {total:,} with {format_count(len(counts), 'label')}.")
     for name, count in counts.most_common():
@@ -92,7 +93,8 @@ def export_labels(
     if index_exists(where):
         if run is not None or backbone is not None or weights is not None:
             raise FineSightError(
-                f"{where} is an index and has its features: leave --run, --backbone and --weights away."
+                f"{without_password(where)} is an index and has its features: "
+                "leave --run, --backbone and --weights away."
             )
         found = clean_index(where, pooling and str(pooling), workers=workers, progress=not quiet)
     else:

@@ -12,7 +12,7 @@ import typer
 
 from finesight.cli.options import By, Exact, IndexUri, Json
 from finesight.errors import FineSightError
-from finesight.io.console import printable
+from finesight.io.console import printable, without_password
 
 if TYPE_CHECKING:
     from finesight.search.searcher import Answer
@@ -75,7 +75,7 @@ def search(
         raise FineSightError("--box, --by and --diversity are for pictures: leave them out with --words.")
     with closing(open_index(where)) as index:
         if not len(index):
-            raise FineSightError(f"The index {where} is empty: add images with `finesight index`.")
+            raise FineSightError(f"The index {without_password(where)} is empty: add images with `finesight index`.")
         embedder = open_embedder(kind, index, model or run, exact=exact)
         searcher = Searcher(index, embedder)
         warn_of_random(embedder.facts.method, embedder.facts.weights)
@@ -88,7 +88,8 @@ def search(
             answers += [(text, search_words(index, tower, text, k, min_score=min_score)) for text in words]
         root = index.meta.root
     if as_json:
-        print(json.dumps({"index": where, "root": printable(root), "results": [_result(*one) for one in answers]}))
+        facts = {"index": without_password(where), "root": printable(root)}
+        print(json.dumps({**facts, "results": [_result(*one) for one in answers]}))
         return
     for query, answer in answers:
         _print(query, answer)

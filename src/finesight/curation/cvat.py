@@ -61,7 +61,7 @@ def read(path: Path) -> Iterator[Imported]:
         reader.parser.Parse(b"", True)
     except OSError as error:
         raise FineSightError(f"{file} cannot be read: {error.strerror}.") from error
-    except expat.ExpatError as error:
+    except (expat.ExpatError, ValueError, LookupError) as error:  # also of an encoding that expat does not know
         raise FineSightError(f"{file} is no XML of CVAT for images 1.1: {error}.") from error
 
 

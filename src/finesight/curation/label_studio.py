@@ -114,7 +114,8 @@ def _annotated(annotations: Any) -> tuple[list[str], bool]:
     for one in annotations if isinstance(annotations, list) else ():
         if not isinstance(one, dict) or one.get("was_cancelled"):
             continue
-        for result in one.get("result") or ():
+        results = one.get("result")
+        for result in results if isinstance(results, list) else ():
             if not isinstance(result, dict) or result.get("type") != "choices":
                 continue
             value = result.get("value")

@@ -173,7 +173,7 @@ def _of_parquet(container: str) -> list[tuple[str, str]]:
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    stamp(container)
+    size, _ = stamp(container)
     with reached(container):
         try:
             with open_container(container) as stream, pq.ParquetFile(stream) as file:
@@ -181,6 +181,8 @@ def _of_parquet(container: str) -> list[tuple[str, str]]:
                 if image_column(schema) is None:
                     raise UnreachableFile("no column with the bytes of images")
                 name = next((name for name in _LABELS if name in schema.names), None)
+                if file.metadata.num_rows > size:
+                    raise UnreachableFile("a damaged Parquet file (it says it has more rows than bytes)")
                 labels = [""] * file.metadata.num_rows
                 if name is not None:
                     names = _class_names(schema, name)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from rich import box
@@ -41,6 +43,11 @@ def print_table(rows: Sequence[Mapping[str, object]]) -> None:
 def format_count(n: float, one: str, many: str = "") -> str:
     """Return a count with its noun: 1 image, 2,000 images, 2.5 minutes."""
     return f"{n:,.15g} {one if n == 1 else many or one + 's'}"
+
+
+def without_password(address: str | Path) -> str:
+    """Return an address without the user and the password in it; a path is returned as it is."""
+    return re.sub(r"^([a-z0-9+.-]+://)[^/]*@", r"\1", str(address))
 
 
 def printable(text: str) -> str:

@@ -13,6 +13,7 @@ import numpy as np
 from finesight.errors import FineSightError
 from finesight.features.embedder import unit
 from finesight.features.reading import FeatureTable
+from finesight.io.console import without_password
 from finesight.io.progress import PhaseProgress
 from finesight.search.base import FEATURES, Index, IndexItem, IndexMeta, NewItems
 from finesight.search.engines import create_index, index_exists
@@ -30,7 +31,7 @@ def index_features(
     there is an index already, a path is there twice, or a feature has no direction.
     """
     if index_exists(where):
-        raise FineSightError(f"There is an index in {where} already: give --index another place.")
+        raise FineSightError(f"There is an index in {without_password(where)} already: give --index another place.")
     folder = os.path.abspath(root if root is not None else table.file.parent)
     paths = [os.path.relpath(path, folder) if os.path.isabs(path) else path for path in table.paths]
     if twice := [path for path, count in Counter(paths).items() if count > 1]:

@@ -20,9 +20,9 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError
 
 from finesight.errors import FineSightError
 from finesight.search.milvus_client import Address, milvus_exceptions, pymilvus
@@ -31,11 +31,22 @@ STATE, OWNER, BEAT = "finesight.state", "finesight.owner", "finesight.beat"  # p
 COMMIT_ROWS = 2048  # rows of one commit at most
 MAX_DEAD = 2 * COMMIT_ROWS  # rows that one commit hides at most: etcd, where the manifest is, takes no large values
 MAX_HOLES = 64
+MAX_HIDDEN = MAX_HOLES * COMMIT_ROWS  # keys that a manifest names at most
 LEASE_SECONDS = 12.0  # a writer on another machine that gives no sign of life for so long is taken for dead
 SHORT_SECONDS = 2.0  # to ask a server that has just failed, or to tell it that a writer has
 BEATS = 6  # signs of life in that time
 
-Runs = tuple[tuple[int, int], ...]  # of keys, each from the first one to one after the last
+
+def _few_keys(runs: tuple[tuple[int, int], ...]) -> tuple[tuple[int, int], ...]:
+    """Return the runs if they are as a writer makes them; each key of them is asked for later."""
+    if not all(0 <= first <= end for first, end in runs) or sum(end - first for first, end in runs) > MAX_HIDDEN:
+        raise ValueError("it names keys that no writer has made")
+    return runs
+
+
+Runs = Annotated[  # of keys, each from the first one to one after the last
+    tuple[tuple[int, int], ...], AfterValidator(_few_keys)
+]
 
 
 class Manifest(BaseModel):
@@ -44,10 +55,10 @@ class Manifest(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     collections: dict[str, str]  # of each space
-    rows: int = 0  # keys below are committed, but for
+    rows: int = Field(0, ge=0)  # keys below are committed, but for
     dead: Runs = ()  # rows that the last commit replaced or removed, until they are deleted
     holes: Runs = ()  # and rows of writers that failed, which may arrive late
-    items: int = 0
+    items: int = Field(0, ge=0)
     removed: int = 0  # rows that ever died
     changed: int = 0  # rows that were added or died since the recall was measured
     time: int = 0  # a reader must see all that Milvus took until then; 0 if the server does not tell: all there is
@@ -108,7 +119,12 @@ class Entry:
 
     @property
     def manifest(self) -> Manifest:
-        return Manifest.model_validate_json(self.text)
+        """The state. Raises ``FineSightError`` if it is damaged."""
+        try:
+            return Manifest.model_validate_json(self.text)
+        except ValidationError as error:
+            reason = error.errors()[0]["msg"]
+            raise FineSightError(f"The manifest of the index is damaged ({reason}): make the index anew.") from None
 
 
 class ManifestLog:
@@ -136,7 +152,7 @@ class ManifestLog:
             if number in self.numbers():
                 raise
             return None
-        except (KeyError, TypeError, ValueError):
+        except (KeyError, TypeError, ValueError, RecursionError):
             raise FineSightError(f"The manifest of the index {self.address.shown} is damaged: make it anew.") from None
 
     def newest(self, known: Entry | None = None) -> Entry | None:
@@ -275,7 +291,7 @@ def require_dead(log: ManifestLog, entry: Entry, seconds: float) -> None:
 
     A writer on this machine is looked for. One elsewhere is watched: only the clock of this process counts.
     """
-    alive = is_alive(json.loads(entry.owner))
+    alive = is_alive(_owner(entry.owner))
     if alive:
         raise busy(log.address)
     deadline = time.monotonic() + seconds
@@ -291,6 +307,15 @@ def require_dead(log: ManifestLog, entry: Entry, seconds: float) -> None:
 def this_process() -> dict[str, Any]:
     """Return what tells this process from all others where the system says so: its machine, its number, its start."""
     return {"machine": _machine(), "process": os.getpid(), "started": _started(os.getpid())}
+
+
+def _owner(text: str) -> dict[str, Any]:
+    """Return what ``this_process`` told; of a text that is damaged, a process of another machine."""
+    with suppress(ValueError, RecursionError):
+        owner = json.loads(text)
+        if isinstance(owner, dict) and owner.keys() >= {"machine", "process", "started"}:
+            return owner
+    return {"machine": ""}
 
 
 def is_alive(owner: dict[str, Any]) -> bool | None:
