@@ -4,14 +4,18 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 import shutil
 import signal
 import socket
 import sys
+import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pyarrow.parquet as pq
@@ -23,20 +27,30 @@ from finesight.errors import FineSightError
 from finesight.features.embedder import TorchEmbedder
 from finesight.features.on_ray import embed_on_ray
 from finesight.features.parts_folder import embed_on_cluster
-from finesight.features.ray_cluster import connected
+from finesight.features.ray_cluster import NO_REPORTS, connected
 from finesight.features.writing import embed_images
+from finesight.io.lock import locked
 from finesight.search.base import Index
 from finesight.search.build import open_or_create, update_index
 from finesight.search.engines import open_index
 from indexes import small_encoder
 from milvus_servers import MilvusProcess, free_ports
 from processes import TIMEOUT, Command, Finished, children_of, command, refused, start_server, succeeded
+from storage import BUCKET, fill_bucket, s3_server, samples_of, write_parquet, write_tar
 
 pytestmark = [pytest.mark.slow, pytest.mark.cluster]
-NODE: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 100 * 2**20}
-# A node that is gone is missed a little sooner than Ray does otherwise; on a busy machine, one that is slow is not.
-SOON = {"health_check_initial_delay_ms": 5000, "health_check_period_ms": 1000, "health_check_failure_threshold": 10}
+NODE: dict[str, Any] = {"num_cpus": 1, "object_store_memory": 100 * 2**20}
+# A node that is gone is missed a little sooner than Ray does otherwise; on a busy machine, one that is slow is not. Its
+# processes wait for no others there.
+SOON = {
+    "health_check_initial_delay_ms": 5000,
+    "health_check_period_ms": 1000,
+    "health_check_failure_threshold": 10,
+    "worker_niceness": 0,
+}
 IMAGES = 480
+LEADING = re.compile(rb"ray::_Driver")
+WORKING = re.compile(rb"ray::MapWorker\(.*\)\.submit")  # an actor that has images and is not done with them
 
 
 class RayCluster:
@@ -52,23 +66,45 @@ class RayCluster:
         self._cluster.wait_for_nodes()
         self.address, self.far = self._cluster.address, f"ray://127.0.0.1:{port}"
 
-    def pull_the_plug(self) -> None:
+    def pull_the_plug(self, number: int = -1) -> None:
         """Kill all processes of a node at once, as a power cut does: none of them can say good-bye."""
-        raylet = self._nodes.pop().all_processes["raylet"][0].process.pid
+        raylet = self._raylet(self._nodes.pop(number))
         for process in (raylet, *children_of(raylet)):
             with suppress(ProcessLookupError):
                 os.kill(process, signal.SIGKILL)
 
+    def pull_the_plug_at_work(self) -> bool:
+        """Stop an actor in the middle of its work, and kill its node: what the actor makes cannot have left it."""
+        deadline = time.monotonic() + TIMEOUT
+        while time.monotonic() < deadline:
+            for number, node in enumerate(self._nodes):
+                for process in self._titled(self._raylet(node), WORKING):
+                    with suppress(ProcessLookupError):
+                        os.kill(process, signal.SIGSTOP)
+                        if process in self._titled(self._raylet(node), WORKING):
+                            self.pull_the_plug(number)
+                            return True
+                        os.kill(process, signal.SIGCONT)  # it came to its end meanwhile
+            time.sleep(0.02)
+        return False
+
     def add_node(self, **options: Any) -> None:
         self._nodes.append(self._cluster.add_node(**NODE, **options))
 
-    def processes(self, title: str) -> list[int]:
-        """The processes of actors and tasks whose title begins so."""
-        raylets = [node.all_processes["raylet"][0].process.pid for node in self._cluster.list_all_nodes()]
+    def processes(self, title: re.Pattern[bytes]) -> list[int]:
+        """The processes of actors and tasks with such a title."""
+        return [one for node in self._cluster.list_all_nodes() for one in self._titled(self._raylet(node), title)]
+
+    @staticmethod
+    def _raylet(node: Any) -> int:
+        return int(node.all_processes["raylet"][0].process.pid)
+
+    @staticmethod
+    def _titled(raylet: int, title: re.Pattern[bytes]) -> list[int]:
         found = []
-        for process in (child for raylet in raylets for child in children_of(raylet)):
+        for process in children_of(raylet):
             with suppress(OSError):
-                if Path(f"/proc/{process}/cmdline").read_bytes().startswith(title.encode()):
+                if title.match(Path(f"/proc/{process}/cmdline").read_bytes()):
                     found.append(process)
         return found
 
@@ -78,12 +114,12 @@ class RayCluster:
 
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[RayCluster]:
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     pytest.importorskip("ray")
-    made = RayCluster()
-    with connected(made.address):
-        yield made
-    made.shutdown()
+    with s3_server() as store, mock.patch.dict(os.environ, {**store, **NO_REPORTS}):  # its nodes find the store, too
+        made = RayCluster()
+        with connected(made.address):
+            yield made
+        made.shutdown()
 
 
 @pytest.fixture(scope="module")
@@ -261,8 +297,8 @@ def test_from_outside_of_the_cluster(
     """The process of the cluster that leads the work is killed; another one goes on."""
     out = tmp_path / "features.npz"
     running = Command("embed", run, many, "-o", out, "--quiet", "--cluster", cluster.far)
-    running.until(lambda: bool(cluster.processes("ray::_Driver")))
-    for process in cluster.processes("ray::_Driver"):
+    running.until(lambda: bool(cluster.processes(LEADING)))
+    for process in cluster.processes(LEADING):
         os.kill(process, signal.SIGKILL)
     assert f"{IMAGES} features in {out}; 1 file was skipped" in succeeded(running.wait()).err
     assert_same_file(out, alone)
@@ -289,6 +325,43 @@ def test_a_cluster_of_this_machine(
     assert_same_index(open_index(place), index_alone)
 
 
+def test_places(cluster: RayCluster, class_folders: Path, run: Path, tmp_path: Path) -> None:
+    """Tar files in a bucket and a Parquet file on a disk, as one process embeds them."""
+    samples = samples_of(class_folders)
+    for number in range(2):
+        write_tar(tmp_path / "tars" / f"birds-{number}.tar", samples[number::2])
+    fill_bucket(tmp_path / "tars")
+    write_parquet(tmp_path / "rows" / "birds.parquet", samples)
+    for place in (f"s3://{BUCKET}/tars/birds-*.tar", str(tmp_path / "rows")):
+        one, many = tmp_path / "one.npz", tmp_path / "many.npz"
+        embed_images(api.load(run), place, one, cache_dir=tmp_path / "cache", progress=False)
+        written = embed_on_cluster("-", run, api.load(run), open_source(place), many, progress=False)
+        assert written == (len(samples), 0)
+        with np.load(one) as expected:
+            assert_same_file(many, dict(expected))
+
+
+def test_a_folder_that_the_machines_do_not_see(
+    cluster: RayCluster, class_folders: Path, run: Path, tmp_path: Path
+) -> None:
+    """All features come to this process, which writes the parts; and no second one writes there at the time."""
+    here = os.open(tmp_path, os.O_RDONLY)
+    out = Path(f"/proc/self/fd/{here}/parts")  # in every process another folder
+    source, encoder = open_source(class_folders), api.load(run)
+    try:
+        assert embed_on_cluster("-", run, encoder, source, out, progress=False) == (48, 0)
+    finally:
+        os.close(here)
+    out = tmp_path / "parts"
+    paths, features = parts_of(out)
+    embed_images(encoder, class_folders, tmp_path / "one.npz", cache_dir=tmp_path / "cache", progress=False)
+    with np.load(tmp_path / "one.npz") as expected:
+        assert paths == expected["paths"].tolist()
+        assert_close(features, expected["features"])
+    with locked(out / "made-by.txt"), pytest.raises(FineSightError, match="Another process is writing to"):
+        embed_on_cluster("-", run, encoder, source, out, progress=False)
+
+
 def test_images_that_the_machines_do_not_see(cluster: RayCluster, many: Path, run: Path) -> None:
     import ray
 
@@ -306,18 +379,20 @@ def test_images_that_the_machines_do_not_see(cluster: RayCluster, many: Path, ru
 # The rest is last: the cluster loses nodes, or has one that is not like the others.
 
 
-def test_nodes_that_die_while_embedding(cluster: RayCluster, many: Path, run: Path, alone: dict[str, Any]) -> None:
-    import ray
-
-    files = [str(many / path) for path in alone["paths"]]
-    config = api.load(run).config
-    rows = []
-    for row in embed_on_ray(ray, run, files, config.framing, (config.pooling,), exact=True, progress=False):
-        rows.append(row)
-        if len(rows) == 1:
-            cluster.pull_the_plug()
-    assert sorted(row.number for row in rows) == list(range(IMAGES))
-    features = np.stack([row.features[config.pooling] for row in sorted(rows, key=lambda row: row.number)])
+def test_a_node_that_dies_at_work(
+    cluster: RayCluster, many: Path, run: Path, alone: dict[str, Any], tmp_path: Path
+) -> None:
+    """It is killed while an actor on it has images whose features nobody has: another node does them."""
+    out, killed_at_work = tmp_path / "parts", []
+    plug = threading.Thread(target=lambda: killed_at_work.append(cluster.pull_the_plug_at_work()))
+    plug.start()
+    encoder = api.load(run, exact=True)
+    written = embed_on_cluster("-", run, encoder, open_source(many), out, part_images=32, progress=False)
+    plug.join()
+    assert killed_at_work == [True]
+    assert written == (IMAGES, 1)
+    paths, features = parts_of(out)
+    assert paths == alone["paths"].tolist()
     assert_close(features, alone["features"])
 
 

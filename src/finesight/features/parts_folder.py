@@ -1,12 +1,19 @@
-"""Features in Parquet parts: written as they come, each image once by its content key, and continued if stopped."""
+"""Features in Parquet parts: written as they come, each image once by its content key, and continued if stopped.
+
+Where the machines of a cluster see the folder, they write the parts, and this process gives each its name: that is when
+a part counts. Else all features come to this process.
+"""
 
 from __future__ import annotations
 
 import os
+import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,12 +23,15 @@ from finesight.data.store import image_key, write_skipped
 from finesight.errors import FineSightError, SkipImage
 from finesight.features.encoder import Encoder
 from finesight.features.encoder_folder import fingerprint
-from finesight.features.on_ray import Embedded, embed_on_ray
+from finesight.features.on_ray import Embedded, PartsPlan, all_see, embed_on_ray, parts_on_ray
+from finesight.features.part_files import part_name, printable, write_part
 from finesight.features.ray_cluster import connected
 from finesight.features.types import Floats
 from finesight.features.writing import write_features
-from finesight.io.atomic import atomic_path
+from finesight.io.lock import Busy, acquire
 
+NOTE = "made-by.txt"
+PENDING = ".pending-"  # of folders with parts that do not count yet
 PART = 1024  # images of a part …
 PART_SECONDS = 60.0  # … or what came in so long after its first one: a kill loses no more
 
@@ -53,15 +63,22 @@ def embed_on_cluster(
             keys[i] = image_key(str(source.file(i)), framing.scale)
         except SkipImage as skip:
             skipped.append((str(source.paths[i]), str(skip)))
-    todo = [i for i in parts.missing(keys).tolist() if keys[i]]
-    if todo:
-        with connected(cluster) as ray:
-            files = [str(source.file(i)) for i in todo]
-            rows = embed_on_ray(ray, run, files, framing, (name,), exact=encoder.exact, progress=progress)
-            skipped += parts.write(rows, name, keys[todo], source.paths[todo], part_images)
-    written = len(parts.known())
-    if out.suffix:
-        parts.assemble(keys, source.paths, out)
+    with parts.alone():
+        todo = [i for i in parts.missing(keys).tolist() if keys[i]]
+        if todo:
+            files, paths = [str(source.file(i)) for i in todo], source.paths[todo]
+            how: dict[str, Any] = {"exact": encoder.exact, "progress": progress}
+            with connected(cluster) as ray, parts.pending() as pending:
+                if all_see(ray, files, pending):
+                    plan = PartsPlan(pending, part_images, keys[todo].tolist(), list(map(printable, paths)))
+                    made = parts_on_ray(ray, run, files, framing, name, plan, parts.taker(pending), **how)
+                    skipped += [(str(paths[number]), reason) for number, reason in made if reason]
+                else:
+                    rows = embed_on_ray(ray, run, files, framing, (name,), **how)
+                    skipped += parts.write(rows, name, keys[todo], paths, part_images)
+        written = len(parts.known())
+        if out.suffix:
+            parts.assemble(keys, source.paths, out)
     if skipped:
         write_skipped(skipped, out.with_name(f"{out.stem}.skipped.csv"))
     return written, len(skipped)
@@ -72,7 +89,7 @@ class Parts:
 
     def __init__(self, folder: Path, made_by: str) -> None:
         """``made_by`` names encoder and pooling: parts of another one are refused."""
-        self.folder, note = folder, folder / "made-by.txt"
+        self.folder, note = folder, folder / NOTE
         try:
             folder.mkdir(parents=True, exist_ok=True)
             if not note.exists():
@@ -83,6 +100,43 @@ class Parts:
                 raise FineSightError(f"{folder} holds features of another encoder or pooling: give -o a new name.")
         except OSError as error:
             raise FineSightError(f"{folder} cannot be written to: {error.strerror}.") from error
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Let no other command write here meanwhile: it would embed the same images."""
+        handle: AbstractContextManager[Any]
+        try:
+            handle = acquire(self.folder / NOTE)
+        except Busy:
+            raise FineSightError(f"Another process is writing to {self.folder}.") from None
+        except OSError:
+            handle = nullcontext()  # a disk without locks
+        with handle:
+            yield
+
+    @contextmanager
+    def pending(self) -> Iterator[Path]:
+        """Make a folder for parts that do not count yet, and remove it afterwards; and those of killed commands."""
+        for left in self.folder.glob(f"{PENDING}*"):
+            shutil.rmtree(left, ignore_errors=True)
+        folder = self.folder.absolute() / f"{PENDING}{uuid.uuid4().hex}"
+        folder.mkdir()
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def taker(self, pending: Path) -> Callable[[str], bool]:
+        """Return what moves a part from there to the parts that count, in one step; False if it is not there."""
+
+        def take(name: str) -> bool:
+            try:
+                os.rename(pending / name, self.folder / name)
+            except FileNotFoundError:
+                return False
+            return True
+
+        return take
 
     def _files(self) -> list[Path]:
         return sorted(self.folder.glob("part-*.parquet"))
@@ -127,20 +181,11 @@ class Parts:
         return skipped
 
     def _write(self, rows: list[tuple[bytes, str, Floats]]) -> None:
-        import pyarrow as pa
-        import pyarrow.parquet as pq
-
         keys, paths, features = zip(*rows, strict=True)
-        names = [os.fsencode(path).decode("utf-8", "backslashreplace") for path in paths]
-        vectors = pa.FixedSizeListArray.from_arrays(pa.array(np.concatenate(features)), len(features[0]))
-        table = pa.table({"key": pa.array(keys, pa.binary()), "path": names, "feature": vectors})
-        with atomic_path(self.folder / f"part-{uuid.uuid4().hex}.parquet", sync=True) as scratch:
-            pq.write_table(table, scratch)
+        write_part(self.folder / part_name(keys), keys, list(map(printable, paths)), np.stack(features))
 
     def assemble(self, keys: NDArray[np.bytes_], paths: NDArray[np.str_], out: Path) -> None:
         """Write all features as one file in the order of the listing, and remove the parts."""
-        import shutil
-
         there, features = self.read(keys)
         write_features(paths[there], features, out)
         shutil.rmtree(self.folder)

@@ -8,6 +8,7 @@ import re
 import socket
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from finesight import __version__
@@ -16,6 +17,8 @@ from finesight.errors import FineSightError, first_line, last_line
 
 ADDRESS = re.compile(r"^(?:ray://)?(?P<host>[^\s/:\[\]]+|\[[0-9a-fA-F:.]+\]):(?P<port>\d{1,5})$")
 PATIENCE = 10.0  # seconds until a machine that does not answer is taken for gone
+# It would tell its makers; even that it must not is told, by a head that no ray.init() started.
+NO_REPORTS = {"RAY_USAGE_STATS_ENABLED": "0", "RAY_USAGE_STATS_REPORT_URL": "http://127.0.0.1:9"}
 CLIENT_PATIENCE = {"RAY_CLIENT_INITIAL_CONNECTION_TIMEOUT_S": "5", "RAY_CLIENT_MAX_CONNECTION_TIMEOUT_S": "5"}
 SETTINGS = 4  # the number of a frame of HTTP/2
 BUSY = "Initialization failure from server"  # of Ray Client: a busy head did not begin a process for us in time
@@ -31,8 +34,7 @@ def connected(cluster: str) -> Iterator[Any]:
 
     Raises FineSightError if Ray is not installed or the cluster does not answer.
     """
-    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")  # it would tell its makers
-    for name, value in CLIENT_PATIENCE.items():
+    for name, value in {**NO_REPORTS, **CLIENT_PATIENCE}.items():
         os.environ.setdefault(name, value)
     try:
         import ray
@@ -85,30 +87,39 @@ def _speaks_http2(connection: socket.socket) -> bool:
         return False
 
 
-def require_able(ray: Any, files: Sequence[str]) -> None:
-    """Raise FineSightError unless every machine that computes has this FineSight, and sees some of the images."""
+def require_able(ray: Any, files: Sequence[str], folder: Path | None = None) -> bool:
+    """Raise FineSightError unless every machine that computes has this FineSight, and sees some of the images.
+
+    Return whether all of them also see ``folder``, and may write there.
+    """
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     step = max(len(files) // SAMPLE, 1)
     sample = [os.fsencode(file) for file in files[::step][:SAMPLE]]
     look = ray.remote(num_cpus=0, max_retries=0)(_looker())
-    machines = _machines(ray)
+    machines, shared = _machines(ray), folder is not None
     for _ in range(LOOKS):
         if not machines:
-            return
+            break
         asked = {
-            look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(sample): node
+            look.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(
+                sample, str(folder)
+            ): node
             for node in machines
         }
         failed = set()
-        for answer in ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)[0]:
+        answers, silent = ray.wait(list(asked), num_returns=len(asked), timeout=LOOK_SECONDS)
+        shared = shared and not silent
+        for answer in answers:
             try:
-                version, missing, unseen = ray.get(answer)
+                version, missing, unseen, writes = ray.get(answer)
             except ray.exceptions.RayError:  # its process was lost, or the whole machine: then others do its work
                 failed.add(asked[answer])
                 continue
             _require_fit(machines[asked[answer]], version, missing, unseen, os.fsdecode(sample[-1]))
+            shared = shared and writes
         machines = {node: name for node, name in _machines(ray).items() if node in failed} if failed else {}
+    return shared and not machines
 
 
 def _machines(ray: Any) -> dict[str, str]:
@@ -131,11 +142,11 @@ def _require_fit(name: str, version: str, missing: str, unseen: str, image: str)
         )
 
 
-def _looker() -> Callable[[list[bytes]], tuple[str, str, str]]:
+def _looker() -> Callable[[list[bytes], str], tuple[str, str, str, bool]]:
     """Return a function that is sent as it is: one of a module would be looked for in the FineSight over there."""
 
-    def look(sample: list[bytes]) -> tuple[str, str, str]:
-        """Return the version here, what is missing, and why none of the images is seen."""
+    def look(sample: list[bytes], folder: str) -> tuple[str, str, str, bool]:
+        """Return the version here, what is missing, why none of the images is seen, and whether it writes there."""
         import os
 
         try:
@@ -143,14 +154,15 @@ def _looker() -> Callable[[list[bytes]], tuple[str, str, str]]:
             from finesight.data.places import stamp
             from finesight.errors import FineSightError, SkipImage
         except ImportError as error:
-            return "", str(error), ""
+            return "", str(error), "", False
+        writes = os.path.isdir(folder) and os.access(folder, os.W_OK | os.X_OK)
         unseen = ""
         for name in sample:
             try:
                 stamp(os.fsdecode(name))
-                return finesight.__version__, "", ""
+                return finesight.__version__, "", "", writes
             except (SkipImage, FineSightError) as error:
                 unseen = str(error)
-        return finesight.__version__, "", unseen
+        return finesight.__version__, "", unseen, writes
 
     return look
