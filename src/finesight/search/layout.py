@@ -17,6 +17,7 @@ from finesight.search.clusters import Progress, sample_vectors
 SAMPLE = 3000  # images that t-SNE places: about 20 seconds on one core
 WIDTH = 50  # principal components
 NEIGHBORS = 8  # of the sample, that say where another image goes
+SAME = 1e-5  # images whose features differ by less are copies of one picture
 JITTER = 0.006  # of the width of the map: images with the same neighbors do not lie on each other
 
 
@@ -54,6 +55,8 @@ def _embed(reduced: Floats, seed: int) -> Floats:
         flat = np.zeros((len(reduced), 2), np.float32)
         flat[:, : min(2, reduced.shape[1])] = reduced[:, :2]
         return flat
+    if np.ptp(reduced, axis=0).max() < SAME:  # t-SNE would divide by zero, and end the process
+        return np.zeros((len(reduced), 2), np.float32)
     from sklearn.manifold import TSNE
 
     perplexity = min(30.0, (len(reduced) - 1) / 3)
