@@ -116,6 +116,14 @@ def test_what_an_export_holds(messy: Path, run: Path, tmp_path: Path) -> None:
     values = {one.get("name"): one.text for one in images[WRONG].iter("attribute")}
     assert values["suggested"] == "red"
     assert images[WRONG].get("width") == str(Image.open(messy / WRONG).width)
+    assert values["neighbors"] == ", ".join(tasks[WRONG]["data"]["neighbors"]) == ", ".join(suspect["neighbors"])
+    # every image has a cluster, the same in every format, and clusters hold like images
+    clusters = {path: task["data"]["cluster"] for path, task in tasks.items()}
+    assert clusters == {name: samples[str(messy / str(name))]["cluster"] for name in images}
+    for name, image in images.items():
+        assert {one.get("name"): one.text for one in image.iter("attribute")}["cluster"] == str(clusters[str(name)])
+    assert len(set(clusters.values())) > 1
+    assert clusters["red/photo-07.png"] == clusters[COPIED]  # equal pictures
 
 
 @pytest.mark.parametrize(

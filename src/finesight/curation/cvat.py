@@ -19,7 +19,7 @@ ANNOTATIONS, LABELS = "annotations.xml", "labels.json"
 UNLABELED = "unlabeled"  # a tag needs a label of the task
 NONE = AttributesImpl({})
 BLOCK = 1 << 16  # bytes that are parsed at a time
-ATTRIBUTES = ("suggested", "label_wrong", "findings", "cluster", "duplicate_group", "drop")
+ATTRIBUTES = ("suggested", "label_wrong", "findings", "cluster", "duplicate_group", "neighbors", "drop")
 
 
 def write(out: Path, samples: Sequence[Sample], classes: Sequence[str]) -> list[str]:
@@ -159,6 +159,7 @@ def _image(page: XMLGenerator, number: int, sample: Sample) -> None:
         "findings": ", ".join([*(tag for tag in sample.tags if tag != sample.split), *sample.outlier]),
         "cluster": str(sample.cluster),
         "duplicate_group": "" if sample.group is None else str(sample.group),
+        "neighbors": ", ".join(near.path for near in sample.neighbors),
         "drop": "false",
     }
     for name, value in values.items():
