@@ -113,19 +113,25 @@ def milvus_server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[MilvusPr
 class Wire:
     """A port that leads to another one, until it is cut."""
 
-    def __init__(self, port: int) -> None:
-        self._to, self._ends = port, set[socket.socket]()
+    def __init__(self, port: int, *, answers: bool = False) -> None:
+        """``answers`` counts what the server sends, not what is sent to it."""
+        self._to, self._ends, self._answers = port, set[socket.socket](), answers
         self._whole = threading.Event()
         self._whole.set()
         self._listener = socket.create_server(("127.0.0.1", 0))
         self.port: int = self._listener.getsockname()[1]
-        self._bytes = 0  # that went to the server
-        self._cut_at, self._mend_after = float("inf"), float("inf")
+        self._bytes = 0  # that were counted
+        self._cut_at, self._mend_after, self._hold_at = float("inf"), float("inf"), float("inf")
+        self.holds = threading.Event()  # whether it lets nothing pass any more
         threading.Thread(target=self._listen, daemon=True).start()
 
     def cut_after(self, count: int, mend_after: float = float("inf")) -> None:
         """Cut it after so many more bytes, and mend it so many seconds later."""
         self._cut_at, self._mend_after = self._bytes + count, mend_after
+
+    def hold_after(self, count: int) -> None:
+        """Let nothing pass after so many more bytes; no end is told."""
+        self._hold_at = self._bytes + count
 
     @property
     def is_due(self) -> bool:
@@ -159,7 +165,7 @@ class Wire:
                 continue
             far = socket.create_connection(("127.0.0.1", self._to))
             self._ends |= {near, far}
-            for source, target, counts in ((near, far, True), (far, near, False)):
+            for source, target, counts in ((near, far, not self._answers), (far, near, self._answers)):
                 threading.Thread(target=self._pump, args=(source, target, counts), daemon=True).start()
 
     def _pump(self, source: socket.socket, target: socket.socket, counts: bool) -> None:
@@ -169,6 +175,10 @@ class Wire:
                     self._bytes += len(data)
                     if self._bytes >= self._cut_at:
                         self.cut()
+                    if self._bytes >= self._hold_at:
+                        self.holds.set()
+                if self.holds.is_set():
+                    return
                 target.sendall(data)
         for end in (source, target):
             with suppress(OSError):

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import os
 import shutil
+import signal
+import uuid
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing
+from contextlib import closing, contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +28,8 @@ from finesight.search.base import Index
 from finesight.search.engines import create_index, open_index
 from finesight.search.notes import Notes
 from indexes import SPACES, batch, meta, small_encoder, units
-from processes import TINY, command, refused, succeeded, trained
+from milvus_servers import Wire
+from processes import TINY, Command, command, refused, succeeded, trained
 from storage import BUCKET, fill_bucket, s3_server, samples_of, web_server, write_parquet, write_tar
 
 SIDE = 32
@@ -205,6 +210,66 @@ def test_an_index_in_a_bucket(bucket: str, class_folders: Path, tmp_path: Path) 
     message = refused(command("search", index, query, "--json", FINESIGHT_CACHE=str(tmp_path / "third")))
     assert "damaged" in message
     assert "checksum" in message
+
+
+@pytest.mark.slow
+def test_a_writer_is_killed_and_a_server_vanishes(bucket: str, class_folders: Path, tmp_path: Path) -> None:
+    """In the middle of sending, and of fetching: what was sent before is whole, and the next writer cleans up."""
+    where, run, images = f"{bucket}/indexes/{tmp_path.name}", small_encoder(tmp_path / "run"), tmp_path / "images"
+    shutil.copytree(class_folders, images)
+    port, store = int(os.environ["AWS_ENDPOINT_URL"].rpartition(":")[2]), s3fs.S3FileSystem()
+    index = ("index", run, images, "--index", where, "--quiet")
+
+    def found() -> dict[str, Any]:
+        """What a machine finds that has never seen the index."""
+        cache = str(tmp_path / f"cache-{uuid.uuid4().hex}")
+        done = succeeded(command("search", where, query, "-k", "1", "--json", FINESIGHT_CACHE=cache))
+        return dict(json.loads(done.out)["results"][0]["hits"][0])
+
+    def versions() -> set[str]:
+        store.invalidate_cache()
+        return {name.split("/")[3] for name in store.find(f"{BUCKET}/indexes/{tmp_path.name}")} - {"manifest.json"}
+
+    @contextmanager
+    def wire_to_it(**options: bool) -> Iterator[tuple[Wire, dict[str, str], int]]:
+        """A wire, what leads a command to it, and half of the size of the index."""
+        wire, cache = Wire(port, **options), str(tmp_path / f"cache-{uuid.uuid4().hex}")
+        leads = {"AWS_ENDPOINT_URL": f"http://127.0.0.1:{wire.port}", "AWS_MAX_ATTEMPTS": "1", "FINESIGHT_CACHE": cache}
+        try:
+            yield wire, leads, store.du(f"{BUCKET}/indexes/{tmp_path.name}") // 2
+        finally:
+            wire.close()
+
+    query = next(images.glob("*/*.png"))
+    succeeded(command(*index))
+    (first,), before = versions(), found()
+    newest = shutil.copy(query, images / query.parent.name / "newest.png")
+    with wire_to_it() as (wire, leads, half):
+        wire.hold_after(half)
+        writer = Command(*index, **leads)
+        writer.until(wire.holds.is_set)
+        writer.send(signal.SIGKILL)
+        assert writer.wait().code == -signal.SIGKILL
+    assert len(versions()) == 2, "a part of another version"
+    assert found() == before
+    with wire_to_it() as (wire, leads, half):
+        wire.cut_after(half)
+        done = command(*index, **leads)
+        assert done.code == 2, done.err
+        assert f"The index was not sent to {where}: " in done.err
+        assert done.err.count("\n") == 1, "one sentence"
+        assert not wire.is_due
+    assert found() == before
+    with wire_to_it(answers=True) as (wire, leads, half):
+        wire.cut_after(half)
+        refused(command("search", where, query, **leads), f"of the index {where} cannot be fetched: ")
+        assert not wire.is_due
+        assert not list((Path(leads["FINESIGHT_CACHE"]) / "indexes").iterdir())
+    query = Path(newest)
+    assert json.loads(succeeded(command(*index, "--json")).out)["added"] == 1
+    assert found()["score"] > 0.999
+    (now,) = versions()
+    assert now != first
 
 
 def opened(where: str, cache: Path, monkeypatch: pytest.MonkeyPatch) -> Index:

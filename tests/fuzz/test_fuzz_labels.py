@@ -74,6 +74,13 @@ def test_whole_files_are_read(source: ImageSource, whole: dict[str, bytes], form
     assert imported(source, form, whole[form], tmp_path) > 40
 
 
+@pytest.mark.parametrize("name", [["wren"], True, None])
+def test_names_that_are_no_text(source: ImageSource, whole: dict[str, bytes], tmp_path: Path, name: object) -> None:
+    content = json.loads(whole["datumaro"])
+    content["categories"]["label"]["labels"][0]["name"] = name
+    assert imported(source, "datumaro", json.dumps(content).encode(), tmp_path) == 0
+
+
 @fuzzed
 @given(form=st.sampled_from(list(FILES)), changes=damages())
 @example(form="cvat", changes=[("put", 0.0, b'<?xml version="1.0" encoding="utf-7"?><annotations/>')])

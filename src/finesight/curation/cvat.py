@@ -73,6 +73,7 @@ def read_datumaro(path: Path) -> Iterator[Imported]:
         content = read_json(file, "a Datumaro dataset")
         try:
             names = [label["name"] for label in content["categories"]["label"]["labels"]]
+            require(all(isinstance(name, str) for name in names), f"{file} has a label whose name is no text.")
             for item in content["items"]:
                 image = item.get("image") or item.get("media") or {}
                 found = [one for one in item["annotations"] if one["type"] == "label"]

@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import json
+import logging
 import os
 import re
 import tarfile
@@ -59,10 +60,16 @@ def as_path(text: str) -> Path:
     return Path(_ADDRESS.sub(r"/\1:/", text))
 
 
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a message of asyncio says what no error says: a request that fails raises one, too."""
+    return not record.getMessage().startswith("Task exception was never retrieved")
+
+
 @lru_cache(maxsize=16)
 def _filesystem(scheme: str) -> Any:
     import fsspec
 
+    logging.getLogger("asyncio").addFilter(_is_news)
     try:
         return fsspec.filesystem(scheme)
     except ImportError as error:

@@ -11,8 +11,10 @@ version than the one it fetched sends nothing, so no writer undoes what another 
 from __future__ import annotations
 
 import hashlib
+import re
 import shutil
 import uuid
+from contextlib import suppress
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Self
 
@@ -28,6 +30,7 @@ from finesight.search.faiss_index import FaissIndex
 from finesight.search.index_folder import LOCK, META
 
 MANIFEST = "manifest.json"
+VERSION = "[0-9a-f]{32}"
 CHUNK = 1 << 20
 
 
@@ -53,7 +56,7 @@ class FileFacts(BaseModel):
 class RemoteManifest(BaseModel):
     """Which version of an index holds, and its files by name."""
 
-    version: str = Field(pattern=r"^[0-9a-f]{32}$")
+    version: str = Field(pattern=f"^{VERSION}$")
     files: dict[Annotated[str, AfterValidator(_inside)], FileFacts]
 
 
@@ -197,19 +200,34 @@ def _send(uri: str, folder: Path, fetched: str) -> str:
                 system.put_file(str(file), f"{path}/{version}/{name}")
             facts = {name: FileFacts.of(file) for name, file in files.items()}
             content = RemoteManifest(version=version, files=facts).model_dump_json().encode()
+            others = _versions(uri) - {version}
             if not _replace_manifest(uri, content, fetched):
-                system.rm(f"{path}/{version}", recursive=True)
+                _remove(uri, version)
                 raise FineSightError(
                     f"Another process changed the index {uri} meanwhile, so nothing was sent to it. "
                     "Run the command again: it begins with the index as it is now."
                 )
-            if fetched:
-                system.rm(f"{path}/{fetched}", recursive=True)
+            for other in others:  # the former one, and those of writers that were killed or come too late now
+                _remove(uri, other)
     except (UnreachableFile, NotImplementedError) as error:
         raise FineSightError(
             f"The index was not sent to {uri}: {error or 'it cannot be written to'}. It is whole in {folder}."
         ) from None
     return version
+
+
+def _versions(uri: str) -> set[str]:
+    """Return the versions that are there, also by half."""
+    system, path = filesystem(uri.rstrip("/"))
+    system.invalidate_cache()
+    names = {str(name).rstrip("/").rpartition("/")[2] for name in system.ls(path, detail=False)}
+    return {name for name in names if re.fullmatch(VERSION, name)}
+
+
+def _remove(uri: str, version: str) -> None:
+    system, path = filesystem(uri.rstrip("/"))
+    with suppress(FileNotFoundError):  # another writer removes it, too
+        system.rm(f"{path}/{version}", recursive=True)
 
 
 def _replace_manifest(uri: str, content: bytes, fetched: str) -> bool:
