@@ -16,7 +16,7 @@ import pytest
 FOLDER = "FINESIGHT_TEST_REFUSALS"
 ON_PURPOSE = {  # tests, by how their names begin -> the hosts that they ask for, to see what happens
     "tests/test_no_network.py": {"192.0.2.1", "example.org"},
-    "tests/data/test_addresses.py::test_google": {"169.254.169.254"},  # gcsfs: whether this machine is Google's
+    "tests/data/test_addresses.py": {"169.254.169.254"},  # gcsfs: whether this machine is Google's
     "tests/cluster/test_ray.py": {"169.254.169.254", "metadata.google.internal"},  # Ray: in whose cloud it is
     "tests/server/test_server_access.py::test_a_port_that_is_taken": {"no-such-host.invalid"},
 }
