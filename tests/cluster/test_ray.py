@@ -414,6 +414,16 @@ def test_a_node_that_dies_while_indexing(
     assert_same_index(index, index_alone)
 
 
+def test_a_node_with_a_gpu(cluster: RayCluster, class_folders: Path, run: Path, tmp_path: Path) -> None:
+    """As Ray counts them; the network is on a processor. There decoding and the network are apart."""
+    cluster.add_node(num_gpus=1)
+    one, many = tmp_path / "one.npz", tmp_path / "many.npz"
+    embed_images(api.load(run), class_folders, one, cache_dir=tmp_path / "cache", progress=False)
+    assert embed_on_cluster("-", run, api.load(run), open_source(class_folders), many, progress=False) == (48, 0)
+    with np.load(one) as expected:
+        assert_same_file(many, dict(expected))
+
+
 def refused_there(done: Finished, *words: str) -> None:
     """The message of a command; Ray itself may print to the standard output that a node of an earlier test is dead."""
     refused(Finished(done.code, "", done.err), *words)
