@@ -117,6 +117,10 @@ def test_side_by_side_marks_what_changed(browser: Browser, up: tuple[Serving, Pa
         page.locator("#after-hits .why").first.click()  # explained by the network that found it
         expect(page.locator("#explain .heat[data-painted]")).to_have_count(2)
         assert tab.asked("explain")[-1]["features"] == "after"
+        assert "why=after." in page.url  # a link names the list, too
+        page.reload()
+        expect(page.locator("#explain .heat[data-painted]")).to_have_count(2)
+        assert [one["features"] for one in tab.asked("explain")] == ["after", "after"]
 
 
 def test_the_verdict_switches_an_open_page(browser: Browser, up: tuple[Serving, Path], tmp_path: Path) -> None:
