@@ -3,9 +3,11 @@
     python benchmarks/install.py finesight-onnx --python python3.12 --out results/install/finesight-onnx-3.12.json
 
 pip keeps and uses no cache, so everything is downloaded. Then the installed command is used: its version, a doctor, and
-for finesight the first run, index and search of nine drawn images, by a ResNet-50 with random weights, as no network is
-used. finesight-onnx does the same with an exported encoder, given as ``--model`` and ``--images``. ``--here`` installs
-nothing: it sums up what the distribution needs of the environment that runs this, with all that those packages need.
+for finesight the first run, index and search of nine drawn images, and `finesight up` until its page answers, by a
+ResNet-50 with random weights, as no network is used. finesight-onnx indexes and searches with an exported encoder,
+given as ``--model`` and ``--images``. Processor seconds, of all cores together, say what a busy machine hides.
+``--here`` installs nothing: it sums up what the distribution needs of the environment that runs this, with all that
+those packages need.
 """
 
 from __future__ import annotations
@@ -14,11 +16,14 @@ import argparse
 import json
 import os
 import platform
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import tomllib
+import urllib.request
 from importlib import metadata
 from pathlib import Path
 
@@ -34,6 +39,7 @@ FIRST_USE = (
     "index run birds --quiet",
     "search run birds/test/species-000/0000.png -k 1",
 )
+UP = "up birds --weights random --port 0 --no-open"
 
 
 def main() -> None:
@@ -77,19 +83,29 @@ def measure(name: str, python: str, place: Path, model: Path | None, images: Pat
     seconds, _ = run(bin_ / "pip", "install", "--no-cache-dir", "-q", wheel)
     packages = place.glob("venv/lib/*/site-packages/*")
     sizes = sorted(((disk(one), one.name) for one in packages), reverse=True)[:LARGEST]
-    uses = {"finesight --version": run(bin_ / "finesight", "--version")[0]}
-    uses["again"] = run(bin_ / "finesight", "--version")[0]
-    uses["finesight doctor"] = run(bin_ / "finesight", "doctor")[0]
+    uses, processor = dict[str, float](), dict[str, float]()
+
+    def use(words: str, key: str = "") -> str:
+        began = of_children()
+        uses[key or f"finesight {words}"], said = run(bin_ / "finesight", *words.split())
+        processor[key or f"finesight {words}"] = round(of_children() - began, 1)
+        return said
+
+    use("--version")
+    use("--version", "again")
+    use("doctor")
     if name == "finesight":
         for words in FIRST_USE:
-            uses[f"finesight {words}"], found = run(bin_ / "finesight", *words.split())
-        assert Path(FIRST_USE[-1].split()[2]).name in found  # the query itself is the best hit
+            found = use(words)
+        assert Path(words.split()[2]).name in found  # the query itself is the best hit
+        key = f"finesight {UP} (until the page answers)"
+        uses[key], processor[key] = until_the_page([str(bin_ / "finesight"), *UP.split()], place, env)
     elif model is not None and images is not None:
-        model, images = model.resolve(), images.resolve()
         query = next(file for file in sorted(images.rglob("*")) if file.suffix in (".png", ".jpg"))
-        uses["finesight index"] = run(bin_ / "finesight", "index", model, images, "--index", "index", "--quiet")[0]
-        uses["finesight search"], found = run(bin_ / "finesight", "search", "index", query, "-k", "1")
-        assert query.name in found
+        for new, there in (("model.onnx", model), ("images", images), (query.name, query)):
+            (place / new).symlink_to(there.resolve())
+        use("index model.onnx images --index index --quiet", "finesight index")
+        assert query.name in use(f"search index {query.name} -k 1", "finesight search")
     return {
         "distribution": name,
         "python": run(bin_ / "python", "--version")[1].split()[1],
@@ -98,10 +114,34 @@ def measure(name: str, python: str, place: Path, model: Path | None, images: Pat
         "packages": len(json.loads(run(bin_ / "pip", "list", "--format", "json")[1])),
         "largest_mb": {name: round(size / 1e6) for size, name in sizes},
         "first_use_seconds": uses,
+        "of_them_processor_seconds": processor,
         "machine": f"{os.cpu_count()} cores, {platform.system()} {platform.machine()}, no GPU used",
         "load": round(os.getloadavg()[0], 1),
         "date": time.strftime("%Y-%m-%d"),
     }
+
+
+def of_children() -> float:
+    """Return the processor seconds of all processes that were started and have ended."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def until_the_page(command: list[str], place: Path, env: dict[str, str]) -> tuple[float, float]:
+    """Return the seconds until a server's page answers, and its processor seconds until then (of Linux)."""
+    began = time.monotonic()
+    process = subprocess.Popen(
+        command, cwd=place, env=env, text=True, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL
+    )
+    assert process.stdout is not None
+    line = process.stdout.readline()
+    with urllib.request.urlopen(line.removeprefix("FineSight is at ").strip(), timeout=60) as page:
+        assert b"<title>" in page.read()
+    seconds = time.monotonic() - began
+    times = Path(f"/proc/{process.pid}/stat").read_text().rpartition(")")[2].split()[11:13]
+    process.send_signal(signal.SIGINT)
+    process.communicate()
+    return round(seconds, 1), round(sum(map(int, times)) / os.sysconf("SC_CLK_TCK"), 1)
 
 
 def size_here(name: str) -> dict[str, object]:
