@@ -2,7 +2,7 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-JOBS ?= 3
+JOBS ?= 4
 
 .PHONY: demo check test lint docs bench chaos fuzz audit dist clean
 
