@@ -462,6 +462,24 @@ def test_only_changed_and_new_files_are_decoded_again(folder: Path, tmp_path: Pa
     np.testing.assert_array_equal(old.image(0), before)  # an open cache does not change under its reader
 
 
+@pytest.mark.parametrize("content", ["half", "another"])
+def test_a_file_that_changes_before_it_is_read_is_not_kept_as_what_it_was(
+    folder: Path, tmp_path: Path, content: str
+) -> None:
+    """Neither its reason nor its pixels: it may be put back as it was, with its time."""
+    file, scale, cache = folder / "0.png", Scale(SIDE), tmp_path / "kept"
+    job = (store.image_key(str(file), scale), str(file), 0)
+    before = Path(shutil.copy2(file, tmp_path / "before.png"))
+    other = (folder / "1.png").read_bytes() if content == "another" else file.read_bytes()[:50]
+    file.write_bytes(other)
+    add = {"workers": 1, "progress": False}
+    assert store.add_images(cache, [job], scale, **add) == {job[0]: "it changed while it was read"}
+    assert not len(store.read_entries(cache).keys)
+    shutil.copy2(before, file)
+    assert store.add_images(cache, [job], scale, **add) == {}
+    assert store.read_entries(cache).sizes.tolist() == [[32, 43]]
+
+
 @pytest.mark.parametrize("damage", ["pixels", "index", "no pixels", "no index", "empty index", "wrong index"])
 def test_a_damaged_shard_is_built_again(folder: Path, tmp_path: Path, opened, damage: str) -> None:
     opened()

@@ -54,6 +54,9 @@ class _Decoded:
     unreachable: bool = False  # the file may be readable next time: the reason must not be kept
 
 
+_NOTHING = np.empty((0, 0, 3), np.uint8)
+
+
 def default_cache_dir() -> Path:
     """Return ``$FINESIGHT_CACHE``, else a folder in the user's cache folder."""
     if own := os.environ.get("FINESIGHT_CACHE"):
@@ -225,12 +228,25 @@ def _build(
 
 
 def _decode(job: Job, scale: Scale) -> _Decoded:
-    _, file, trim = job
+    """Read one image, unless its file is no longer the one that the key stands for."""
+    key, file, trim = job
+    try:
+        decoded = _read(file, scale, trim)
+        # NumPy drops the zeros at the end of bytes: one key of 256 has some
+        if not is_place(file) and image_key(file, scale, trim).rstrip(b"\0") != key.rstrip(b"\0"):
+            raise UnreachableFile("it changed while it was read")
+    except UnreachableFile as why:
+        return _Decoded(_NOTHING, (0, 0), str(why), unreachable=True)
+    return decoded
+
+
+def _read(file: str, scale: Scale, trim: int) -> _Decoded:
     try:
         pixels, geometry = read_resized(file, scale, trim)
+    except UnreachableFile:
+        raise
     except SkipImage as skip:
-        nothing = np.empty((0, 0, 3), np.uint8)
-        return _Decoded(nothing, (0, 0), str(skip), isinstance(skip, UnreachableFile))
+        return _Decoded(_NOTHING, (0, 0), str(skip))
     return _Decoded(pixels, geometry.original)
 
 
