@@ -55,9 +55,16 @@ def open_loggers(names: Sequence[str], run: RunFolder, config: TrainConfig) -> l
 def _wandb(root: Path, known: dict[str, str]) -> Any:
     from lightning.pytorch.loggers import WandbLogger
 
+    class FinishedWandbLogger(WandbLogger):
+        """Lightning's leaves the run open until the process ends, which in a notebook is late."""
+
+        def finalize(self, status: str) -> None:
+            super().finalize(status)
+            self.experiment.finish(exit_code=0 if status == "success" else 1)
+
     number = known.get("wandb") or uuid.uuid4().hex[:8]
     project = os.environ.get("WANDB_PROJECT", PROJECT)
-    return WandbLogger(name=root.absolute().name, project=project, save_dir=root, id=number, resume="allow")
+    return FinishedWandbLogger(name=root.absolute().name, project=project, save_dir=root, id=number, resume="allow")
 
 
 def _mlflow(root: Path, known: dict[str, str]) -> Any:
