@@ -16,6 +16,7 @@ import pytest
 FOLDER = "FINESIGHT_TEST_REFUSALS"
 ON_PURPOSE = {  # tests, by how their names begin -> the hosts that they ask for, to see what happens
     "tests/test_no_network.py": {"192.0.2.1", "example.org"},
+    "tests/cli/test_vision_transformer.py::test_the_sizes_that_the_gentle_preset_chooses": {"huggingface.co"},
     "tests/server/test_server_access.py::test_a_port_that_is_taken": {"no-such-host.invalid"},
 }
 WHOSE_CLOUD = {"169.254.169.254", "metadata.google.internal"}  # gcsfs and Ray ask once a process in whose cloud it is
