@@ -86,7 +86,17 @@ METHODS: dict[str, dict[str, Any]] = {
         "objective.dim": 64,
         "objective.temperature": 0.5,
     },
-    "simsiam": {"optim.lr": 0.05, "objective.hidden": 256, "objective.dim": 64, "objective.bottleneck": 256},
+    "simsiam": {  # with the color changes of the others it learns nothing: -2 points over five seeds, this way 5
+        "epochs": 20,
+        "optim.lr": 0.03,
+        "views.brightness": 0.2,
+        "views.contrast": 0.2,
+        "views.saturation": 0.0,
+        "views.hue": 0.0,
+        "objective.hidden": 256,
+        "objective.dim": 64,
+        "objective.bottleneck": 256,
+    },
     "supervised": {
         "epochs": 3,
         "optim.lr": 0.03,
@@ -148,8 +158,8 @@ def test_every_objective_is_here() -> None:
 
 @pytest.mark.parametrize("method", METHODS)
 def test_training_improves_retrieval(method: str, drawn: DecodedCache) -> None:
-    """Runs this short depend on how a processor rounds: SimSiam gained 4.9, 2.5 and -0.1 points with the instructions
-    of three of them, and without learning nobody gains half a point (below). So one seed of some must do.
+    """Runs this short depend on how a processor rounds: SimSiam gained 1.3 to 12.7 points with five seeds, and without
+    learning nobody gains half a point (below). So one seed of some must do.
     """
     gains: list[float] = []
     while len(gains) < SEEDS and max(gains, default=0.0) <= MARGIN:
