@@ -15,13 +15,14 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
+STORED = Path("results/speed")
 SCRIPTS: dict[str, list[str]] = {
     "embedding": [],
     "decoding": [],
     "views": [],
     "step": [],
     "probe": [],
-    "growth": ["--plot", "docs/img/growth.png"],
+    "growth": [],
 }
 
 
@@ -33,9 +34,10 @@ def main() -> None:
     parser.add_argument("--weights", type=Path, help="an ImageNet ResNet-50 with caffe strides, for whole jobs")
     parser.add_argument("--before", type=Path, help="a checkout of an older commit, for embedding and step")
     parser.add_argument("--rounds", type=int, help="in place of each benchmark's own number (growth has none)")
-    parser.add_argument("--to", type=Path, default=Path("results/speed"), help="the folder of the results")
+    parser.add_argument("--to", type=Path, default=STORED, help="the folder of the results")
     options = parser.parse_args()
     scripts = {name: list(words) for name, words in SCRIPTS.items()}
+    scripts["growth"] += ["--plot", "docs/img/growth.png" if options.to == STORED else str(options.to / "growth.png")]
     if options.cub and options.weights:
         scripts["jobs"] = ["--cub", str(options.cub), "--weights", str(options.weights)]
     for name in ("embedding", "step") if options.before else ():
