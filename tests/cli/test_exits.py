@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import os
+import resource
 
 import pytest
 
@@ -37,7 +38,26 @@ def test_trouble_of_the_machine_is_one_sentence(
     assert said.count("\n") == 1
 
 
-@pytest.mark.parametrize("error", [OSError(errno.ENOENT, "No such file"), RuntimeError("a bug"), ImportError("no x")])
+def test_a_function_in_c_that_gets_no_memory_may_not_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (2**45, before[1]))
+    try:
+        with pytest.raises(SystemExit), exit_with_message():
+            raise SystemError("error return without exception set")
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    assert "not enough memory" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.ENOENT, "No such file"),
+        RuntimeError("a bug"),
+        ImportError("no x"),
+        SystemError("no limit of memory"),
+    ],
+)
 def test_a_mistake_of_the_program_is_shown_as_one(error: Exception) -> None:
     with pytest.raises(type(error)), exit_with_message():
         raise error

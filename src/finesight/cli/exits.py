@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import resource
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -41,7 +42,7 @@ def exit_with_message() -> Iterator[None]:
     except Interrupted as stop:
         print(safe_text(f"finesight: {stop}"), file=sys.stderr)
         raise SystemExit(stop.exit_code) from None
-    except (OSError, MemoryError, RuntimeError, ImportError) as error:
+    except (OSError, MemoryError, RuntimeError, ImportError, SystemError) as error:
         sentence = machine_trouble(error) or missing_package(error)
         if sentence is None:
             raise
@@ -51,7 +52,9 @@ def exit_with_message() -> Iterator[None]:
 
 def machine_trouble(error: Exception) -> str | None:
     """Return a sentence if the machine is at fault: its disk is full or broken, or its memory ends. Else None."""
-    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+    # a function in C that gets no memory may end without saying why
+    silent = isinstance(error, SystemError) and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    if silent or isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
         return (
             "There is not enough memory. Close other programs, raise the limit, or use a smaller --batch-size, "
             "--resolution or --workers. What was saved before is kept."
