@@ -38,12 +38,17 @@ def test_trouble_of_the_machine_is_one_sentence(
     assert said.count("\n") == 1
 
 
-def test_a_function_in_c_that_gets_no_memory_may_not_say_so(capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize(
+    "error", [SystemError("error return without exception set"), RuntimeError("could not create a primitive")]
+)
+def test_a_function_in_c_that_gets_no_memory_may_not_say_so(
+    error: Exception, capsys: pytest.CaptureFixture[str]
+) -> None:
     before = resource.getrlimit(resource.RLIMIT_AS)
     resource.setrlimit(resource.RLIMIT_AS, (2**45, before[1]))
     try:
         with pytest.raises(SystemExit), exit_with_message():
-            raise SystemError("error return without exception set")
+            raise error
     finally:
         resource.setrlimit(resource.RLIMIT_AS, before)
     assert "not enough memory" in capsys.readouterr().err
@@ -56,6 +61,7 @@ def test_a_function_in_c_that_gets_no_memory_may_not_say_so(capsys: pytest.Captu
         RuntimeError("a bug"),
         ImportError("no x"),
         SystemError("no limit of memory"),
+        RuntimeError("could not create a primitive"),
     ],
 )
 def test_a_mistake_of_the_program_is_shown_as_one(error: Exception) -> None:

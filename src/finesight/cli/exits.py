@@ -25,6 +25,8 @@ NO_MEMORY = (
     *("can't allocate memory", "out of memory", "std::bad_alloc", "can't start new thread", "Cannot allocate memory"),
     *("failed to map segment", "cannot allocate memory"),
 )
+# How oneDNN says so, which may mean other things, too. Python's own parts raise SystemError.
+UNDER_A_LIMIT = "could not create a primitive"
 
 # What finesight-onnx leaves out; the module that is missing, and the package that brings it.
 WITH_TORCH = ("torch", "timm", "lightning", "safetensors", "tensorboard", "matplotlib", "onnx")
@@ -52,9 +54,7 @@ def exit_with_message() -> Iterator[None]:
 
 def machine_trouble(error: Exception) -> str | None:
     """Return a sentence if the machine is at fault: its disk is full or broken, or its memory ends. Else None."""
-    # a function in C that gets no memory may end without saying why
-    silent = isinstance(error, SystemError) and resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
-    if silent or isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+    if _is_out_of_memory(error):
         return (
             "There is not enough memory. Close other programs, raise the limit, or use a smaller --batch-size, "
             "--resolution or --workers. What was saved before is kept."
@@ -63,6 +63,13 @@ def machine_trouble(error: Exception) -> str | None:
         where = f" ({error.filename})" if error.filename else ""
         return f"{error.strerror}{where}. {DISK[error.errno]} What was saved before is kept."
     return None
+
+
+def _is_out_of_memory(error: Exception) -> bool:
+    if isinstance(error, MemoryError) or any(words in str(error) for words in NO_MEMORY):
+        return True
+    limited = resource.getrlimit(resource.RLIMIT_AS)[0] != resource.RLIM_INFINITY
+    return limited and (isinstance(error, SystemError) or UNDER_A_LIMIT in str(error))
 
 
 def missing_package(error: Exception) -> str | None:
