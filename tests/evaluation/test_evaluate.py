@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import csv
 import json
+import multiprocessing
+import os
 import re
 import shutil
+import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -29,6 +32,7 @@ from finesight.evaluation.protocols import ProbeTask, Protocol, setting_words
 from finesight.evaluation.protocols.finesight import FineSightProtocol
 from finesight.features.encoder import Encoder
 from finesight.features.wide import WideRows
+from finesight.io.atomic import atomic_path
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.poolings import POOLINGS, offered_poolings
@@ -100,6 +104,22 @@ def check_shape(scores: dict[str, Any], *, localized: bool) -> None:
     assert all(isinstance(value, float) and 0 <= value <= 100 for value in percents)
     assert max(percents) > 1, "percent, not shares"
     assert type(scores["retrieval"]["queries"]) is int
+
+
+def die_half_way(target: Path) -> None:
+    with atomic_path(target) as scratch:
+        scratch.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_what_a_killed_evaluation_left_goes_with_the_next(lcr_copy: Path, birds: Path) -> None:
+    for name in ("evaluation.json", "evaluation-classes.csv", "report.html"):
+        killed = multiprocessing.get_context("spawn").Process(target=die_half_way, args=(lcr_copy / name,))
+        killed.start()
+        killed.join()
+    assert len(list(lcr_copy.glob(".*.tmp*"))) == 3
+    succeeded(command("evaluate", lcr_copy, "--data", birds, "--no-linear", "--quiet"))
+    assert not list(lcr_copy.glob(".*.tmp*"))
 
 
 def test_json_of_a_run(scored: tuple[Path, Finished], encoder: Encoder, birds: Path) -> None:

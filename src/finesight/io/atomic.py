@@ -111,7 +111,7 @@ def require_writable(target: Path, size: float = 0) -> None:
     with explain_write_errors(target):
         if target.is_dir():
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR))
-        _remove_orphans(target)
+        remove_orphans(target)
         try:
             scratch.write_bytes(bytes(512))
         finally:
@@ -138,12 +138,13 @@ def _writer() -> str:
     return f"{zlib.crc32(platform.node().encode())}{os.getpid():0{PROCESS_DIGITS}d}"
 
 
-def _remove_orphans(target: Path) -> None:
-    """Remove scratch files of ``target`` whose process was of this machine and has ended."""
+def remove_orphans(*targets: Path) -> None:
+    """Remove scratch files of files in one folder whose process was of this machine and has ended."""
+    names = {target.name for target in targets}
     machine = _writer()[:-PROCESS_DIGITS]
-    for path in target.absolute().parent.iterdir() if os.name == "posix" else ():
+    for path in targets[0].absolute().parent.iterdir() if os.name == "posix" else ():
         found = SCRATCH.fullmatch(path.name)
-        if found and found["target"] == target.name and found["writer"][:-PROCESS_DIGITS] == machine:
+        if found and found["target"] in names and found["writer"][:-PROCESS_DIGITS] == machine:
             try:
                 os.kill(int(found["writer"][-PROCESS_DIGITS:]), 0)
             except ProcessLookupError:

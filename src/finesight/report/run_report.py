@@ -18,7 +18,7 @@ from finesight.evaluation.protocols import setting_words
 from finesight.evaluation.retrieval import neighbors
 from finesight.evaluation.score_table import score_table
 from finesight.features.encoder import Encoder, pixels, projection_responses
-from finesight.io.atomic import write_atomic
+from finesight.io.atomic import explain_write_errors, remove_orphans, write_atomic
 from finesight.io.console import format_count
 from finesight.io.table import read_table
 from finesight.plots.figures import curves
@@ -61,6 +61,8 @@ def record_evaluation(folder: Path, encoder: Encoder, evaluation: Evaluation) ->
     run = RunFolder(folder)
     if not run.config_file.exists():
         return
+    with explain_write_errors(run.root):
+        remove_orphans(run.evaluation, run.classes, run.report)
     write_atomic(run.evaluation, json.dumps(evaluation.scores, indent=2) + "\n")
     write_atomic(run.classes, as_csv(evaluation.classes))
     write_run_report(run, encoder, evaluation, evaluation.cache)
