@@ -218,3 +218,18 @@ def rows(run: Path) -> list[dict[str, str]]:
     with contextlib.suppress(FileNotFoundError), (run / "metrics.csv").open(newline="") as stream:
         return list(csv.DictReader(stream))
     return []
+
+
+def killed_while_writing(target: Path) -> None:
+    """Let a process begin to write a file, and kill it half way."""
+    writer = multiprocessing.get_context("spawn").Process(target=_die_half_way, args=(target,))
+    writer.start()
+    writer.join()
+
+
+def _die_half_way(target: Path) -> None:
+    from finesight.io.atomic import atomic_path
+
+    with atomic_path(target) as scratch:
+        scratch.write_text("half")
+        os.kill(os.getpid(), signal.SIGKILL)

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import csv
 import json
-import multiprocessing
-import os
 import re
 import shutil
-import signal
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import partial
@@ -32,12 +29,11 @@ from finesight.evaluation.protocols import ProbeTask, Protocol, setting_words
 from finesight.evaluation.protocols.finesight import FineSightProtocol
 from finesight.features.encoder import Encoder
 from finesight.features.wide import WideRows
-from finesight.io.atomic import atomic_path
 from finesight.nn.backbone import Backbone
 from finesight.nn.backbone_config import BackboneConfig
 from finesight.nn.poolings import POOLINGS, offered_poolings
 from finesight.rationale.config import VARIANTS
-from processes import Finished, command, refused, succeeded
+from processes import Finished, command, killed_while_writing, refused, succeeded
 
 pytestmark = pytest.mark.slow
 
@@ -106,17 +102,9 @@ def check_shape(scores: dict[str, Any], *, localized: bool) -> None:
     assert type(scores["retrieval"]["queries"]) is int
 
 
-def die_half_way(target: Path) -> None:
-    with atomic_path(target) as scratch:
-        scratch.write_text("half")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_what_a_killed_evaluation_left_goes_with_the_next(lcr_copy: Path, birds: Path) -> None:
     for name in ("evaluation.json", "evaluation-classes.csv", "report.html"):
-        killed = multiprocessing.get_context("spawn").Process(target=die_half_way, args=(lcr_copy / name,))
-        killed.start()
-        killed.join()
+        killed_while_writing(lcr_copy / name)
     assert len(list(lcr_copy.glob(".*.tmp*"))) == 3
     succeeded(command("evaluate", lcr_copy, "--data", birds, "--no-linear", "--quiet"))
     assert not list(lcr_copy.glob(".*.tmp*"))

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import multiprocessing
-import os
-import signal
 import threading
 from pathlib import Path
 
 import pytest
 
 from finesight.io.atomic import atomic_path, require_writable, write_atomic
+from processes import killed_while_writing
 
 
 def fail_half_way(target: Path) -> None:
@@ -38,17 +36,9 @@ def test_a_failure_leaves_what_was_there(tmp_path: Path) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["a.txt"]
 
 
-def die_half_way(target: Path) -> None:
-    with atomic_path(target) as scratch:
-        scratch.write_text("half")
-        os.kill(os.getpid(), signal.SIGKILL)
-
-
 def test_what_a_killed_process_left_goes_before_the_next_work(tmp_path: Path) -> None:
     file = tmp_path / "features.npz"
-    killed = multiprocessing.get_context("spawn").Process(target=die_half_way, args=(file,))
-    killed.start()
-    killed.join()
+    killed_while_writing(file)
     [left] = tmp_path.iterdir()
     elsewhere = tmp_path / f".features.npz.1{'0' * 10}.tmp.npz"  # of another machine
     elsewhere.write_text("half")
