@@ -21,12 +21,12 @@ from finesight.features.encoder import Encoder
 from finesight.methods.base import METHODS
 from finesight.nn.distributed import world
 from finesight.nn.feature_map import find_map
+from finesight.nn.half_precision import require_half_precision
 from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
 from finesight.search.build import open_or_create, update_index
 from finesight.search.searcher import Searcher
 from finesight.training.checkpoints import load_checkpoint, save_checkpoint
 from finesight.training.config_file import write_yaml
-from finesight.training.half_precision import require_half_precision
 from finesight.training.module import TrainingModule
 from finesight.training.run_folder import RunFolder
 from finesight.training.save_encoder import save_encoder

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from finesight.cli.options import CacheDir, Cluster, Exact, PoolingOption, Quiet, Run, Workers
+from finesight.cli.options import CacheDir, Cluster, Exact, Half, PoolingOption, Quiet, Run, Workers
 from finesight.errors import FineSightError
 
 
@@ -24,6 +24,7 @@ def embed(
     cache_dir: CacheDir = None,
     workers: Workers = None,
     exact: Exact = False,
+    half: Half = False,
     cluster: Cluster = None,
     quiet: Quiet = False,
 ) -> None:
@@ -37,8 +38,12 @@ def embed(
         check_output(out)
     name = pooling and str(pooling)
     encoder = api.load(run, exact=exact)
+    if half:
+        encoder.use_half_precision()
     warn_of_random_weights(run)
     if cluster is not None:
+        if half:
+            raise FineSightError("--half does not go with --cluster.")
         if labels:
             raise FineSightError("--labels does not go with --cluster: evaluate --features FILE --data DATA has them.")
         from finesight.data.sources import open_source

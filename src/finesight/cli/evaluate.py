@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from finesight.cli.options import DATA_HELP, CacheDir, Exact, Json, LimitClasses, PoolingOption, Quiet, Workers
+from finesight.cli.options import DATA_HELP, CacheDir, Exact, Half, Json, LimitClasses, PoolingOption, Quiet, Workers
 from finesight.errors import FineSightError
 from finesight.evaluation.protocols import PROTOCOLS, Protocol
 from finesight.io.atomic import WriteError, require_writable
@@ -65,6 +65,7 @@ def evaluate(
     cache_dir: CacheDir = None,
     workers: Workers = None,
     exact: Exact = False,
+    half: Half = False,
     quiet: Quiet = False,
 ) -> None:
     """Score a run, or any backbone as it is: retrieval, linear probe, kNN, attention on the object."""
@@ -95,6 +96,8 @@ def evaluate(
     frozen = backbone, weights, resolution, output_stride, stride_in_1x1
     encoder = api.load(run) if run is not None else _frozen(*frozen)
     encoder.exact = exact
+    if half:
+        encoder.use_half_precision()
     warn_of_random(encoder.config.method, encoder.config.backbone.weights)
     if state is None and run is not None and (run / "config.yaml").exists():  # a bare encoder has no such file
         state = run / "probe"

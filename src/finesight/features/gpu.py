@@ -45,15 +45,20 @@ class GpuCopy:
         on_gpu = self._encoder.device.type == "cuda"
         moved = (views.pin_memory() if on_gpu else views).to(self._encoder.device, non_blocking=True)
         if self._half is not None:
-            self._try_half(moved[:TRIED], self._half)
+            try_half(self._encoder, moved, self._half)
             self._half = None
         return self._encoder.encode(moved, poolings, objects, regions)
 
-    def _try_half(self, views: Tensor, half: torch.dtype) -> None:
-        full = self._encoder.embed(views, "average")
-        self._encoder.runner.half_type = half
-        if not agree(full, self._encoder.embed(views, "average")):
-            self._encoder.runner.half_type = None
+
+def try_half(encoder: Encoder, views: Tensor, half: torch.dtype) -> bool:
+    """Let the encoder compute maps in half precision if the features of the first views agree; return whether so."""
+    views = views[:TRIED]
+    encoder.runner.half_type = None
+    full = encoder.embed(views, "average")
+    encoder.runner.half_type = half
+    if not agree(full, encoder.embed(views, "average")):
+        encoder.runner.half_type = None
+    return encoder.runner.half_type is not None
 
 
 def agree(full: Tensor, half: Tensor) -> bool:

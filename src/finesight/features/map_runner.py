@@ -69,7 +69,7 @@ class MapRunner:
     ) -> Iterator[MapOutput]:
         """Yield what ``outputs`` returns for each batch; all batches must have views of one size."""
         rounds = self.may_round and not torch.is_grad_enabled()
-        onnx = None if tokens or not rounds else self._onnx
+        onnx = None if tokens or not rounds or self.half_type is not None else self._onnx
         if onnx is not None and not onnx.fits(batches[0], earlier=earlier):  # it looks through all weights: once
             onnx = None
         for views in batches:

@@ -5,15 +5,18 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from finesight.cli.options import CacheDir, Quiet, Workers
+from finesight.cli.options import CacheDir, Half, Quiet, Workers
 from finesight.cli.settings import assignments
 from finesight.data.named_path import short_named_path
 from finesight.errors import FineSightError
 from finesight.paper.ablations import ABLATIONS
+
+if TYPE_CHECKING:
+    from finesight.training.config import RuntimeConfig
 
 bench_app = typer.Typer(
     help="Reproduce the tables of the docs, and the paper's tables and ablations.", no_args_is_help=True
@@ -49,6 +52,7 @@ def birds(
         Path | None, typer.Option(help="Draw into this folder; with --data also where it looks.")
     ] = None,
     devices: Devices = 1,
+    half: Half = False,
     cache_dir: CacheDir = None,
     workers: Workers = None,
     quiet: Quiet = False,
@@ -59,7 +63,6 @@ def birds(
     """
     from finesight.paper.bench import run_birds
     from finesight.paper.profiles import find_profile
-    from finesight.training.config import RuntimeConfig
 
     run_birds(
         find_profile(profile),
@@ -69,7 +72,7 @@ def birds(
         weights=weights,
         methods=split_names(methods),
         seeds=split_numbers(seeds),
-        runtime=RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=not quiet, devices=devices),
+        runtime=_runtime(cache_dir, workers, quiet, devices, half),
         show=show,
         dry_run=dry_run,
         json_output=as_json,
@@ -137,6 +140,18 @@ def defaults(
     )
 
 
+def _runtime(cache_dir: Path | None, workers: int | None, quiet: bool, devices: int, half: bool) -> RuntimeConfig:
+    from finesight.training.config import RuntimeConfig
+
+    return RuntimeConfig(
+        cache_dir=cache_dir,
+        workers=workers,
+        progress=not quiet,
+        devices=devices,
+        precision="bf16" if half else "auto",
+    )
+
+
 def _table(name: str) -> Callable[..., None]:
     """Return the command of a table; all have the same options."""
 
@@ -159,13 +174,13 @@ def _table(name: str) -> Callable[..., None]:
             Path | None, typer.Option(help="Draw into this folder what the rationale adds to each objective.")
         ] = None,
         devices: Devices = 1,
+        half: Half = False,
         cache_dir: CacheDir = None,
         workers: Workers = None,
         quiet: Quiet = False,
     ) -> None:
         from finesight.paper.bench import run_table
         from finesight.paper.profiles import find_profile
-        from finesight.training.config import RuntimeConfig
 
         run_table(
             name,
@@ -176,7 +191,7 @@ def _table(name: str) -> Callable[..., None]:
             weights=weights,
             methods=split_names(methods),
             seeds=split_numbers(seeds),
-            runtime=RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=not quiet, devices=devices),
+            runtime=_runtime(cache_dir, workers, quiet, devices, half),
             show=show,
             dry_run=dry_run,
             json_output=as_json,

@@ -19,6 +19,7 @@ from finesight.features.encoder import Encoder
 from finesight.io.console import console
 from finesight.methods.base import DatasetInfo
 from finesight.methods.moco import queue_size
+from finesight.nn.half_precision import uses_half_precision
 from finesight.paper.cost import Cost, Work, check_fits, estimate, total_cost
 from finesight.paper.datasets import CUB, PaperDataset, open_dataset
 from finesight.paper.experiment import Experiment, Plan, Run, Write, branch_is_detached
@@ -101,7 +102,18 @@ class Benchmark(Experiment):
     def folder(self, run: Run) -> RunFolder:
         return RunFolder(self.runs / self.profile.name / f"{run.training}-seed{run.seed}")
 
+    @property
+    def half(self) -> bool:
+        """Whether networks are trained and images embedded in bfloat16 on the CPU."""
+        return uses_half_precision(self.runtime.precision, self.runtime.accelerator)
+
     def encoder(self, run: Run) -> Encoder:
+        encoder = self._encoder(run)
+        if self.half:
+            encoder.use_half_precision()
+        return encoder
+
+    def _encoder(self, run: Run) -> Encoder:
         if not is_frozen(run.training):
             return super().encoder(run)
         config = self.config(*run)
@@ -163,7 +175,8 @@ class Benchmark(Experiment):
         for run, names in plan.items():
             parts.setdefault(_alike(run), {})[run] = names
         for training, part in parts.items():
-            costs[training] = estimate(self.config(training, 0), source, self.work(part), self.runtime.devices)
+            config, work = self.config(training, 0), self.work(part)
+            costs[training] = estimate(config, source, work, self.runtime.devices, half=self.half)
         of_a_run = {  # what has nothing to train comes first, however the clock ran
             training: (costs[training].work.trainings > 0, costs[training].seconds / len(part))
             for training, part in parts.items()
@@ -204,7 +217,7 @@ class Benchmark(Experiment):
             "trained_as": run.training,
             "pooling": row.pooling,
             "seed": run.seed,
-            "profile": self.profile.facts(config, _queue(config, images["train"])),
+            "profile": self.profile.facts(config, _queue(config, images["train"]), half=self.half),
             "settings": self.settings(row.training),
             "retrieval": scores["retrieval"],
             "linear": scores.get("linear"),
@@ -220,7 +233,7 @@ class Benchmark(Experiment):
         """Return the command that makes a row again; paths by their last part, as they differ between machines."""
         words = ["finesight", "bench", self.command, "--profile", self.profile.name, "--methods", name]
         places = ["--data", self.data.absolute().name, "--weights", Path(self.weights).name]
-        return shlex.join([*words, "--seeds", str(seed), *places])
+        return shlex.join([*words, "--seeds", str(seed), *places, *(["--half"] if self.half else [])])
 
 
 def _alike(run: Run) -> str:

@@ -100,20 +100,33 @@ def total_cost(costs: Sequence[Cost]) -> Cost:
 
 
 def estimate(
-    config: TrainConfig, source: ImageSource, work: Work, devices: int = 1, timer: Timer | None = None
+    config: TrainConfig,
+    source: ImageSource,
+    work: Work,
+    devices: int = 1,
+    timer: Timer | None = None,
+    *,
+    half: bool = False,
 ) -> Cost:
     """Measure small steps and return the cost of ``work`` on images of which none is decoded yet.
 
-    ``timer`` returns the seconds of a piece of work; by default by the clock.
+    ``timer`` returns the seconds of a piece of work; by default by the clock. With ``half`` networks compute in
+    bfloat16.
     """
     timer = timer or seconds_of
+
+    def network_timer(work: Callable[[], object]) -> float:
+        with torch.autocast("cpu", torch.bfloat16, enabled=half):
+            return timer(work)
+
     images, train_labels = len(source), source.split("train").labels
     assert train_labels is not None  # the paper's datasets have them
     train, classes = len(train_labels), len(np.unique(train_labels))
     per_epoch = max(1, train // config.batch_size)
     module = TrainingModule(config, images=train, steps_per_epoch=per_epoch, classes=classes).to(_device())
-    small_step(module, PROBE, timer)  # the first one also allocates
-    (few_seconds, _), (seconds, saved) = small_step(module, FEW, timer), small_step(module, PROBE, timer)
+    small_step(module, PROBE, network_timer)  # the first one also allocates
+    few_seconds, _ = small_step(module, FEW, network_timer)
+    seconds, saved = small_step(module, PROBE, network_timer)
     an_image = max(0.0, seconds - few_seconds) / (PROBE - FEW)
     fixed = max(0.0, seconds - PROBE * an_image)
     steps = config.count_steps(train // config.batch_size)
@@ -123,12 +136,12 @@ def estimate(
     held = config.batch_size / (devices if torch.cuda.is_available() else 1)  # processes share the CPU's memory
     learning = 2 * learned + held * saved / PROBE if work.trainings else 0.0
     sides = {cache_side(config.views.resolution), config.encoder_framing.scale.side}
-    looking = _looks(config) * train * _forward(module, config.views.resolution, timer)
+    looking = _looks(config) * train * _forward(module, config.views.resolution, network_timer)
     comparing = (images - train) ** 2 * width * _product_seconds(timer) if width > WIDE else 0.0
     return Cost(
         work,
         training=steps * (fixed + config.batch_size * an_image) + looking,
-        scoring=images * _forward(module, config.encoder_resolution, timer) + comparing,
+        scoring=images * _forward(module, config.encoder_resolution, network_timer) + comparing,
         probing=probe_seconds(width, train_labels, timer),
         memory=PROGRAM + weights + max(learning, features_memory(width, images, train, work.rows)),
         runs_disk=work.trainings * (CHECKPOINTS + 1) * (weights + learned),

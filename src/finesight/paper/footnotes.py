@@ -23,6 +23,7 @@ PAPER: dict[str, tuple[str, tuple[Any, ...]]] = {  # fact -> its label, and the 
     "frozen_norm": ("frozen batch norms", (False,)),
     "initial_share": ("initial weights mixed in", (0.0,)),
     "hue": ("color changes", (STRONG["views.hue"], None)),
+    "half": ("precision", (False,)),
 }
 PAPER_SIDE = 224  # pixels
 COMMIT = 7  # digits shown
@@ -90,6 +91,7 @@ class Footnote:
             f"profile {self.profile}, {share} classes ({train} train, {test} test images{side})",
             _training(facts) if self.trained else f"nothing trained, tested at {facts['test_resolution']} px",
             f"weights {self.weights}",
+            "in half precision (bfloat16)" if facts["half"] else "",
             "linear probes of features that are divided by the mask's sum, which Eq. 9 does not do"
             if self.divided
             else "",
@@ -118,8 +120,8 @@ def make_footnote(dataset: PaperDataset, name: str, results: Sequence[Mapping[st
 def _footnote(dataset: PaperDataset, name: str, result: Mapping[str, Any]) -> Footnote:
     trained = not is_frozen(find_row(name).training)
     known = result["profile"]
-    names = PAPER if trained else ("test_resolution",)
-    known = {**known, "hue": result["settings"].get("views.hue")}
+    names = PAPER if trained else ("test_resolution", "half")
+    known = {"half": False, **known, "hue": result["settings"].get("views.hue")}  # older results do not say half
     own, official = (result["images"]["train"], result["images"]["test"]), dataset.official
     whole = result["classes"] != dataset.classes or own == (official.train, official.test)
     side = result.get("image_side")  # of results of earlier versions it is not known

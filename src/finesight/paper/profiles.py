@@ -49,7 +49,7 @@ class Profile(BaseModel):
         """Tell whether a row gets linear probes. Rows of the paper's tables always do: the tables show little else."""
         return row.probe and (self.probed is None or name in self.probed or name not in BIRD_ROWS)
 
-    def facts(self, config: TrainConfig, queue: int | None) -> dict[str, Any]:
+    def facts(self, config: TrainConfig, queue: int | None, *, half: bool = False) -> dict[str, Any]:
         """Return what a table must say of the setting."""
         return {
             "name": self.name,
@@ -66,6 +66,7 @@ class Profile(BaseModel):
             "backbone_share": config.optim.backbone_lr_ratio,
             "hold_epochs": config.optim.freeze_epochs,
             "initial_share": config.initial_weight_ratio,
+            "half": half,
         }
 
 

@@ -130,4 +130,5 @@ def _command(run: RunFolder, config: Path, runtime: RuntimeConfig) -> list[str]:
         words += ["--cache-dir", str(runtime.cache_dir)]
     if runtime.workers is not None:
         words += ["--workers", str(runtime.workers)]
+    words += ["--precision", runtime.precision]
     return ["train", *words, *([] if runtime.progress else ["--quiet"])]

@@ -20,6 +20,7 @@ from finesight.io.console import console, format_count
 from finesight.io.signals import stoppable
 from finesight.methods.base import find_method
 from finesight.nn.distributed import from_first
+from finesight.nn.half_precision import require_half_precision, uses_half_precision
 from finesight.rationale.loss import RATIONALE_METRICS
 from finesight.training.batches import Batches
 from finesight.training.begin import begin_or_continue
@@ -27,7 +28,6 @@ from finesight.training.callbacks import Checkpointer, Journal, Progress
 from finesight.training.checkpoints import checkpoints
 from finesight.training.cluster import is_main_process, joined, launched
 from finesight.training.config import RuntimeConfig, TrainConfig
-from finesight.training.half_precision import require_half_precision, uses_half_precision
 from finesight.training.health import HEALTH_METRICS
 from finesight.training.loggers import open_loggers, require_loggers
 from finesight.training.metrics_log import MetricsLog
@@ -78,7 +78,7 @@ def train(
             console.print(f"{out} is finished: nothing to do. (--restart begins anew.)")
             return run
         with progress.ending(), stoppable(progress.stopped) if main else contextlib.nullcontext():
-            if main and uses_half_precision(runtime):
+            if main and uses_half_precision(runtime.precision, runtime.accelerator):
                 progress.tell("preparing", "trying half precision", 0, 0)
                 require_half_precision()
             known = from_first(lambda: RunImages.read(run.images) if checkpoints(run.checkpoints) else None)

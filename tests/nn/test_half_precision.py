@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 from finesight.errors import FineSightError
-from finesight.training.config import RuntimeConfig
-from finesight.training.half_precision import FILE, require_half_precision, uses_half_precision
+from finesight.nn.half_precision import FILE, require_half_precision, uses_half_precision
 
 
 def child(code: str) -> tuple[str, ...]:
@@ -26,13 +25,13 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_a_child_that_dies_of_an_illegal_instruction_is_explained(folder: Path) -> None:
     dies = child("import os, signal; os.kill(os.getpid(), signal.SIGILL)")
     for _ in range(2):  # a death is not remembered: the machine may be mended
-        with pytest.raises(FineSightError, match=r"signal 4 \(Illegal instruction\).*Use --precision 32"):
+        with pytest.raises(FineSightError, match=r"signal 4 \(Illegal instruction\).*Use full precision"):
             require_half_precision(dies)
     assert not (folder / FILE).exists()
 
 
 def test_a_child_that_fails_gives_its_reason(folder: Path) -> None:
-    with pytest.raises(FineSightError, match=r"cannot train in half precision .*no such kernel.*--precision 32"):
+    with pytest.raises(FineSightError, match=r"cannot compute in half precision .*no such kernel.*full precision"):
         require_half_precision(child("raise RuntimeError('no such kernel')"))
     with pytest.raises(FineSightError, match="no reason given"):
         require_half_precision(child("import sys; sys.exit(3)"))
@@ -62,7 +61,7 @@ def test_a_child_that_hangs_says_nothing(folder: Path) -> None:
     ("precision", "tried"), [("auto", False), ("32", False), ("16", True), ("bf16", True)], ids=str
 )
 def test_only_half_precision_on_the_processor_is_tried(precision: str, tried: bool) -> None:
-    assert uses_half_precision(RuntimeConfig(precision=precision, accelerator="cpu")) is tried
+    assert uses_half_precision(precision, "cpu") is tried
 
 
 def test_the_trial_itself_passes_or_is_explained(folder: Path) -> None:

@@ -1,4 +1,4 @@
-"""Try half precision on the processor in a child process before a run depends on it.
+"""Try half precision on the processor in a child process before a command depends on it.
 
 A processor may promise instructions for bfloat16 (AMX, AVX512_BF16) that its host, often a virtual machine, does not
 allow. The first of them then ends the process at once, without a message.
@@ -18,7 +18,6 @@ import torch
 
 from finesight.data.remembered import Remembered
 from finesight.errors import FineSightError
-from finesight.training.config import RuntimeConfig
 
 FILE = "precisions.json"  # in the cache folder: which machines have passed
 SECONDS = 300.0  # a child that takes longer says nothing: loading torch from a slow disk may
@@ -33,10 +32,10 @@ loss.backward()
 """
 
 
-def uses_half_precision(runtime: RuntimeConfig) -> bool:
-    """Return whether training computes in bfloat16 on the processor, which is also what 16 bits mean there."""
-    has_gpu = runtime.accelerator != "cpu" and torch.cuda.is_available()
-    return runtime.precision in ("16", "bf16") and not has_gpu
+def uses_half_precision(precision: str, accelerator: str = "auto") -> bool:
+    """Return whether ``--precision`` means bfloat16 on the processor, which is also what 16 bits mean there."""
+    has_gpu = accelerator != "cpu" and torch.cuda.is_available()
+    return precision in ("16", "bf16") and not has_gpu
 
 
 def require_half_precision(command: Sequence[str] = (sys.executable, "-c", TRIAL), *, seconds: float = SECONDS) -> None:
@@ -53,12 +52,12 @@ def require_half_precision(command: Sequence[str] = (sys.executable, "-c", TRIAL
         return
     if child.returncode < 0:
         raise FineSightError(
-            f"This computer cannot train in half precision: a trial of it was ended by {_signal(-child.returncode)}. "
-            "The processor promises instructions for it that the system does not allow. Use --precision 32."
+            f"This computer cannot compute in half precision: a trial of it was ended by {_signal(-child.returncode)}. "
+            "The processor promises instructions for it that the system does not allow. Use full precision."
         )
     if child.returncode:
         reason = (child.stderr.strip().splitlines() or ["no reason given"])[-1]
-        raise FineSightError(f"This computer cannot train in half precision ({reason}). Use --precision 32.")
+        raise FineSightError(f"This computer cannot compute in half precision ({reason}). Use full precision.")
     trials.keep(key, 1)
 
 
