@@ -54,6 +54,22 @@ def test_a_line_for_each_network_that_has_results() -> None:
     assert simsiam == {**empty, "average": "10.00"}
 
 
+def test_the_systems_of_table_3_stand_below_those_of_table_2() -> None:
+    cub = scored(multitask_gem=[45.0], contrastive_crop_energy_gem=[50.0], dino=[30.0], moco_bilinear=[41.0])
+    cub["lcr+contrastive-crop"] = scored(x=[52.0])["x"]
+    dino, crop, multitask, bilinear = summary_rows({"cub": cub})
+    assert [dino["rank-1"], crop["rank-1"], multitask["rank-1"], bilinear["rank-1"]] == [
+        "CUB: DINO",
+        "CUB: ContrastiveCrop",
+        "CUB: MultiTask",
+        "CUB: MoCo v2-Bilinear",
+    ]
+    assert (crop["rationale in GeM"], crop[GAIN]) == ("52.00", "+2.00")
+    assert (multitask["GeM"], multitask[GAIN]) == ("45.00", "–")
+    assert {key for key, cell in bilinear.items() if cell == "41.00"} == {"a pooling of its own"}
+    assert dino["a pooling of its own"] == "–"
+
+
 def test_gains_are_of_seeds_that_have_both() -> None:
     lines = summary_rows({"cub": scored(moco_v2_gem=[40.0, None, 42.0], lcr=[41.0, 90.0, 44.0])})
     assert lines[0][GAIN] == "+1.50 ± 0.71"

@@ -98,9 +98,7 @@ class Encoder(nn.Module):
         full precision to a cosine of 0.999.
         """
         if self.exact:
-            raise FineSightError(
-                "Half precision does not go with exact: it changes a feature by 0.5 % of its length."
-            )
+            raise FineSightError("Half precision does not go with exact: it changes a feature by 0.5 % of its length.")
         if not torch.cuda.is_available():
             require_half_precision()
             self._tries_half = True

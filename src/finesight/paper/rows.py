@@ -36,6 +36,11 @@ OBJECTIVES = {  # beside MoCo v2, of the paper's Table 2
     **{"supervised": "supervised", "dino": "DINO", "simclr": "SimCLR", "byol": "BYOL", "simsiam": "SimSiam"},
     **{"barlow-twins": "Barlow Twins", "vicreg": "VICReg"},
 }
+LOOKING = {  # of the paper's Table 3, which average φ as MoCo v2 does
+    **{"sam-ssl": "SAM-SSL", "dilo": "DiLo", "cvsa": "CVSA", "lewel": "LEWEL"},
+    **{"contrastive-crop": "ContrastiveCrop", "multitask": "MultiTask"},
+}
+OWN_POOLING = ("moco-bilinear", "sam-ssl-bilinear", "lcr-dual-pooling")  # of Table 3, which pool in ways of their own
 BY_LARS = ("simclr", "byol", "vicreg")  # at their authors' rates, which Barlow Twins lowers itself for biases and norms
 _RATIONALE: dict[str, Any] = {"rationale.variant": "finesight"}
 OWN = {"byol-lcr": "byol", "simsiam-lcr": "simsiam"}  # of which --methods may ask for GradCAM of each image's own loss
@@ -56,6 +61,11 @@ WITH_RATIONALE: dict[str, str] = {
     "moco-v2": "lcr",
     **{name: f"{name}-lcr" for name in OBJECTIVES},
     **{f"{name}-gentle": f"{name}-gentle-lcr" for name in BY_LARS},
+    "contrastive-crop": "lcr+contrastive-crop",
+}
+OF_THE_RATIONALE = {  # the training of a network, and the row of its rationale
+    **{name: f"{name}-lcr" for name in WITH_RATIONALE},
+    **{"moco-v2": "lcr", "contrastive-crop": "lcr+contrastive-crop"},
 }
 
 
@@ -91,12 +101,17 @@ BIRD_ROWS: dict[str, Row] = {
 }
 
 
+def _without_learning(name: str, label: str, *, probe: bool = True) -> dict[str, Row]:
+    """Return the rows of a network under two poolings that learn nothing."""
+    return {
+        f"{name}-gem": Row(name, "gem", f"{label}, GeM", probe=probe),
+        f"{name}-energy-gem": Row(name, "energy-gem", f"{label}, energy mask in GeM", probe=probe),
+    }
+
+
 def _of_objective(name: str, label: str) -> dict[str, Row]:
     """Return an objective's rows beside that of its average: two poolings that learn nothing, and the rationale."""
-    rows = {
-        f"{name}-gem": Row(name, "gem", f"{label}, GeM"),
-        f"{name}-energy-gem": Row(name, "energy-gem", f"{label}, energy mask in GeM"),
-    }
+    rows = _without_learning(name, label)
     if name != "byol":  # byol-lcr is a method, and so a row
         rows[f"{name}-lcr"] = Row(WITH_RATIONALE[name], "rationale-gem", f"{label} with the rationale")
     return rows
@@ -113,8 +128,10 @@ MORE_ROWS: dict[str, dict[str, Row]] = {
     "moco-v2": {name: BIRD_ROWS[name] for name in ("moco-v2-gem", "moco-v2-energy-gem")},
     **{name: _of_objective(name, label) for name, label in OBJECTIVES.items()},
     **{name: _of_objective(name, OBJECTIVES[name]) | _gentle(name) for name in BY_LARS},
-    "dilo": {"dilo-boxes": Row("dilo-boxes", "average", "DiLo, objects from the annotated boxes")},
-    "cvsa": {"cvsa-boxes": Row("cvsa-boxes", "average", "CVSA, objects from the annotated boxes")},
+    **{name: _without_learning(name, label, probe=False) for name, label in LOOKING.items()},
 }
+for _name in ("dilo", "cvsa"):
+    _boxes = f"{_name}-boxes", f"{LOOKING[_name]}, objects from the annotated boxes"
+    MORE_ROWS[_name] |= {_boxes[0]: Row(_boxes[0], "average", _boxes[1]), **_without_learning(*_boxes, probe=False)}
 _OWN = {f"{name}-own": Row(f"{name}-own", "rationale-gem", f"{name}, GradCAM of own losses") for name in OWN}
 TABLE_ROWS: dict[str, Row] = {name: row for rows in (*MORE_ROWS.values(), _OWN) for name, row in rows.items()}
