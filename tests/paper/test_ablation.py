@@ -21,6 +21,7 @@ from finesight.data.layouts.lookalikes import LookalikesConfig
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
+from finesight.nn.half_precision import require_half_precision
 from finesight.paper.ablation import AblationExperiment, open_ablation, select_profile
 from finesight.paper.ablation_results import result_rows, summary_table, write_results
 from finesight.paper.ablations import (
@@ -449,3 +450,18 @@ def test_the_command_line_keeps_what_was_typed(swept: Finished, tmp_path: Path) 
         "finesight bench k-sweep --data birds --out out --seed 0 --seed 3 "
         "--set epochs=1 --set batch_size=8 --set views.resolution=32"
     )
+
+
+def test_half_precision_is_that_of_the_encoders_and_is_kept_with_the_command(swept: Finished, tmp_path: Path) -> None:
+    try:
+        require_half_precision()
+    except FineSightError as error:
+        pytest.skip(str(error))
+    job = copied(swept.job, tmp_path / "out")
+    halved = replace(job, runtime=job.runtime.model_copy(update={"precision": "bf16"}))
+    assert [one.encoder(Run("all-k", 0)).uses_half_precision for one in (job, halved)] == [False, True]
+    given = [word for key, value in QUICK.items() for word in ("--set", f"{key}={value}")]
+    words = ("bench", "k-sweep", "--data", job.data, "--out", job.out, "--seed", "0", *given)
+    end = command(*words, "--half", "--json", "--quiet")
+    assert end.code == 0, end.err
+    assert json.loads(end.out)["command"].endswith("--half")

@@ -227,6 +227,7 @@ def _ablation(name: str) -> Callable[..., None]:
         seed: Annotated[list[int] | None, typer.Option(help="May be given several times (default: 0).")] = None,
         settings: Annotated[list[str] | None, typer.Option("--set", help="Any setting, as epochs=4.")] = None,
         limit_classes: Annotated[int | None, typer.Option(min=2, help="Only the first classes.")] = None,
+        half: Half = False,
         cache_dir: CacheDir = None,
         workers: Workers = None,
         as_json: Annotated[bool, typer.Option("--json", help="The results as one JSON object.")] = False,
@@ -234,7 +235,6 @@ def _ablation(name: str) -> Callable[..., None]:
     ) -> None:
         from finesight.paper.ablation import open_ablation
         from finesight.paper.bench import run_ablation
-        from finesight.training.config import RuntimeConfig
 
         options = {"backbone.weights": weights, "limit_classes": limit_classes}
         given = {key: value for key, value in options.items() if value is not None}
@@ -245,12 +245,13 @@ def _ablation(name: str) -> Callable[..., None]:
             profile=profile,
             seeds=seed or (0,),
             given={**given, **assignments(settings or [])},
-            runtime=RuntimeConfig(cache_dir=cache_dir, workers=workers, progress=not quiet),
+            runtime=_runtime(cache_dir, workers, quiet, 1, half),
         )
         words = {"--profile": profile, "--weights": weights and Path(weights).name, "--limit-classes": limit_classes}
         typed = [word for option, value in words.items() if value is not None for word in (option, str(value))]
         typed += [word for number in experiment.seeds for word in ("--seed", str(number))]
         typed += [word for setting in settings or [] for word in ("--set", setting)]
+        typed += ["--half"] if half else []
         places = ["--data", short_named_path(data), "--out", out.absolute().name]  # others have other folders
         command = shlex.join(["finesight", "bench", name, *places, *typed])
         run_ablation(experiment, command, json_output=as_json)

@@ -19,7 +19,6 @@ from finesight.features.encoder import Encoder
 from finesight.io.console import console
 from finesight.methods.base import DatasetInfo
 from finesight.methods.moco import queue_size
-from finesight.nn.half_precision import uses_half_precision
 from finesight.paper.cost import Cost, Work, check_fits, estimate, total_cost
 from finesight.paper.datasets import CUB, PaperDataset, open_dataset
 from finesight.paper.experiment import Experiment, Plan, Run, Write, branch_is_detached
@@ -102,20 +101,9 @@ class Benchmark(Experiment):
     def folder(self, run: Run) -> RunFolder:
         return RunFolder(self.runs / self.profile.name / f"{run.training}-seed{run.seed}")
 
-    @property
-    def half(self) -> bool:
-        """Whether networks are trained and images embedded in bfloat16 on the CPU."""
-        return uses_half_precision(self.runtime.precision, self.runtime.accelerator)
-
-    def encoder(self, run: Run) -> Encoder:
-        encoder = self._encoder(run)
-        if self.half:
-            encoder.use_half_precision()
-        return encoder
-
-    def _encoder(self, run: Run) -> Encoder:
+    def load(self, run: Run) -> Encoder:
         if not is_frozen(run.training):
-            return super().encoder(run)
+            return super().load(run)
         config = self.config(*run)
         with torch.random.fork_rng(devices=()):
             torch.manual_seed(run.seed)  # random weights are the same every time

@@ -13,6 +13,7 @@ from finesight.data.sources import ImageSource
 from finesight.evaluation.retrieval import RetrievalScores
 from finesight.features.encoder import Encoder
 from finesight.io.console import console
+from finesight.nn.half_precision import uses_half_precision
 from finesight.paper.machine import provenance
 from finesight.paper.profiles import Profile
 from finesight.paper.runs import comparable_settings, is_begun, load_or_train
@@ -79,8 +80,20 @@ class Experiment(ABC):
     def folder(self, run: Run) -> RunFolder:
         return RunFolder(self.runs / f"{run.training}-seed{run.seed}")
 
+    @property
+    def half(self) -> bool:
+        """Whether networks are trained and images embedded in bfloat16 on the CPU."""
+        return uses_half_precision(self.runtime.precision, self.runtime.accelerator)
+
     def encoder(self, run: Run) -> Encoder:
         """Return the trained encoder; train it first, or go on where it was cut off."""
+        encoder = self.load(run)
+        if self.half:
+            encoder.use_half_precision()
+        return encoder
+
+    def load(self, run: Run) -> Encoder:
+        """Return the trained encoder in full precision, as ``encoder`` does."""
         return load_or_train(self.folder(run), self.config(*run), self.runtime, report=self.report)
 
     def missing(self, seeds: Sequence[int]) -> Plan:
