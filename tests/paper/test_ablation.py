@@ -379,7 +379,10 @@ def test_profiles(birds: Path, class_folders: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        (("--profile", "gpu"), ("There is no profile 'gpu'", "drawn, cpu-50, cpu-200, cpu-200-resnet18, paper")),
+        (
+            ("--profile", "gpu"),
+            ("There is no profile 'gpu'", "drawn, cpu-50, cpu-200, cpu-200-320px"),
+        ),
         (("--data", "no/such/folder"), ("does not exist", "give --data")),
         (("--seed", "-1"), ("--seed takes whole numbers from 0 on, not -1",)),
         (("--set", "epochs=1"), ("Projections would be chosen after 1 of 1 epoch,", "--set rationale.keep_from")),

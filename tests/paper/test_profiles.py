@@ -167,7 +167,8 @@ def test_facts_say_what_the_configuration_has() -> None:
 
 def test_an_unknown_profile_or_setting_is_named() -> None:
     with pytest.raises(
-        FineSightError, match=r"There is no profile 'gpu'. There are: cpu-50, cpu-200, cpu-200-resnet18, paper"
+        FineSightError,
+        match=r"There is no profile 'gpu'. There are: cpu-50, cpu-200, cpu-200-320px, cpu-200-resnet18, paper",
     ):
         find_profile("gpu")
     odd = Profile(name="odd", words="", settings={"epoch": 3})
@@ -175,7 +176,7 @@ def test_an_unknown_profile_or_setting_is_named() -> None:
         configure(odd, "lcr")
 
 
-@pytest.mark.parametrize("name", ["cpu-50", "cpu-200", "cpu-200-resnet18"])
+@pytest.mark.parametrize("name", ["cpu-50", "cpu-200", "cpu-200-320px", "cpu-200-resnet18"])
 def test_committed_results_are_of_the_profile_as_it_is(name: str) -> None:
     store = ResultStore(ROOT / "results" / "cub" / name)
     for seeds in store.read().values():

@@ -27,7 +27,7 @@ TABLES = {
     "table3": "The paper's Table 3: other ways to look at the object",
 }
 
-ProfileName = Annotated[str, typer.Option(help="cpu-50, cpu-200, cpu-200-resnet18, paper or smoke.")]
+ProfileName = Annotated[str, typer.Option(help="cpu-50, cpu-200, cpu-200-320px, cpu-200-resnet18, paper or smoke.")]
 Weights = Annotated[str, typer.Option(help="ImageNet weights: imagenet, or a weight file.")]
 Seeds = Annotated[str, typer.Option(help="With commas.  [default: the profile's]")]
 Show = Annotated[bool, typer.Option("--show", help="Train nothing: use the results there are.")]
@@ -217,7 +217,7 @@ def _ablation(name: str) -> Callable[..., None]:
         profile: Annotated[
             str | None,
             typer.Option(
-                help="drawn, cpu-50, cpu-200, cpu-200-resnet18 or paper "
+                help="drawn, cpu-50, cpu-200, cpu-200-320px, cpu-200-resnet18 or paper "
                 "(default: drawn for drawn birds, else cpu-50 with all classes)."
             ),
         ] = None,

@@ -97,6 +97,13 @@ PROFILES: dict[str, Profile] = {
         settings=_CPU | {"objective.queue": 750},  # half the images, as everywhere
     ),
     "cpu-200": _CPU_200,
+    "cpu-200-320px": _CPU_200.model_copy(
+        update={
+            "name": "cpu-200-320px",
+            "words": "the same tested at 320 px: under the rationale's mask, a finer map helps",
+            "settings": {**_CPU_200.settings, "test_resolution": 320},
+        }
+    ),
     "cpu-200-resnet18": _CPU_200.model_copy(
         update={
             "name": "cpu-200-resnet18",
