@@ -239,7 +239,7 @@ def test_a_rank_gets_its_share_of_the_joined_batch() -> None:
     assert len(params[2:5]) == 3
 
 
-@pytest.mark.parametrize("resolution", [16, 112])
+@pytest.mark.parametrize("resolution", [16, 224])  # threads are used from 224 on
 def test_the_number_of_threads_changes_no_bit(resolution: int) -> None:
     config = ViewConfig(resolution=resolution, solarize=0.2)
     canvas, sizes = ragged_canvas([(130, 190), (170, 128), (140, 150)] * 4)

@@ -33,6 +33,21 @@ def test_no_more_than_the_bound_is_begun_before_results_are_taken() -> None:
     results.close()  # type: ignore[attr-defined]
 
 
+def test_there_is_time_for_other_work_while_a_result_is_waited_for() -> None:
+    gate, worked = threading.Event(), []
+
+    def read(n: int) -> int:
+        assert gate.wait(60)
+        return n
+
+    def other_work() -> None:
+        worked.append(True)
+        gate.set()
+
+    assert [n for n, _ in bounded_map(read, range(3), workers=1, meanwhile=other_work)] == [0, 1, 2]
+    assert worked
+
+
 def test_an_error_comes_in_its_place_and_threads_end() -> None:
     def fail(n: int) -> int:
         if n == 3:

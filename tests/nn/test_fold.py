@@ -13,6 +13,7 @@ from close import largest_difference, same_rows
 from finesight.nn.backbone import Backbone, BackboneConfig
 from finesight.nn.fold import FoldedModel
 from finesight.nn.momentum import ema_update, momentum_copy
+from small import torch_threads
 
 FAMILIES = ["test_resnet", "test_efficientnet", "regnetx_002", "mobilenetv3_small_050", "resnetv2_18", "test_convnext"]
 
@@ -52,6 +53,14 @@ def test_the_same_map(name: str) -> None:
         moved = [key for key, norm in net.named_modules() if isinstance(norm, nn.BatchNorm2d)]
         assert not moved or largest_difference(net(images()), plain) > 1e-2
     assert list(net.state_dict()) == list(state)
+
+
+@pytest.mark.parametrize("batch", [1, 15, 16])
+@pytest.mark.parametrize("name", ["resnet26", "regnetx_002", "mobilenetv3_small_050"])
+def test_small_batches_of_one_thread_go_another_way_to_the_same_map(name: str, batch: int) -> None:
+    net = network(name).eval()
+    with torch.no_grad(), torch_threads(1):
+        assert same_rows(net(images(batch), folded=True), net(images(batch)))
 
 
 class Forked(nn.Module):

@@ -1,4 +1,4 @@
-"""Views on a CPU: one image after the other, by OpenCV, in as many threads as torch may use.
+"""Views on a CPU: one image after the other, by OpenCV, large ones in as many threads as torch may use.
 
 The result is that of the batched operations for GPUs (``crop``, ``color``) but for rounding. Two things make it faster:
 OpenCV works on an image that stays in the cache of a core and gives the lock of the interpreter free meanwhile; and
@@ -22,6 +22,7 @@ from finesight.data.shares import in_shares
 if TYPE_CHECKING:
     from finesight.data.views import ViewConfig, ViewParams
 
+THREADED_SIDE = 224  # pixels from which threads gain time: a smaller view is made mostly by Python, one at a time
 Compose = Callable[[Tensor], Tensor]
 Pixels = NDArray[Any]  # float32 (R, R, 3), or (R, R) where the three are equal
 
@@ -66,7 +67,10 @@ def _make(count: int, side: int, make: Callable[[int], Pixels]) -> Tensor:
         for i in range(count)[share]:
             images[i] = make(i)
 
-    in_shares(work, count)
+    if side < THREADED_SIDE:
+        work(slice(0, count))
+    else:
+        in_shares(work, count)
     return torch.from_numpy(images).permute(0, 3, 1, 2)
 
 

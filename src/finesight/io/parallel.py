@@ -32,6 +32,7 @@ def bounded_map(
     *,
     ahead: int = 4,
     stop: Callable[[], bool] | None = None,
+    meanwhile: Callable[[], None] | None = None,
 ) -> Iterator[tuple[T, R]]:
     """Yield each item with its result, in order, while a bounded number of others is under way.
 
@@ -48,6 +49,8 @@ def bounded_map(
         leaves free (on Linux).
     stop
         Called while a result is waited for. Once it returns True, the iterator ends as if it were closed.
+    meanwhile
+        Called once before a result is waited for that is not there yet: time for other work.
     """
     workers = workers or available_cores()
     waiting = iter(items)
@@ -67,6 +70,8 @@ def bounded_map(
         start(ahead * workers)
         while running:
             item, future = running.popleft()
+            if meanwhile is not None and not future.done():
+                meanwhile()
             while stop is not None and not future.done():
                 wait([future], PAUSE)
                 if not future.done() and stop():

@@ -158,6 +158,7 @@ class _Work:
             workers,
             ahead=ahead,
             stop=self.stop,
+            meanwhile=self.batch.embed_meanwhile,
         )
         done = 0
         for done, (file, result) in enumerate(views, 1):

@@ -19,14 +19,14 @@ if TYPE_CHECKING:
     from finesight.features.on_ray import Embedded
     from finesight.search.build import IndexUpdate
 
-COMMIT_IMAGES = 64  # images that are committed together …
-COMMIT_SECONDS = 5.0  # … or what is done after so long: a kill loses no more, or one group …
+COMMIT_IMAGES = 64  # embedded images after which they are committed …
+COMMIT_SECONDS = 5.0  # … or what is done after so long: a kill loses no more than that and one group …
 GROUP = 32  # … of images that go through the network together
-FIRST = 8  # images of the first group; the next are twice as large each: the network waits for the first one to be read
+FEW = 8  # images that do not wait for others where these are still being read
 
 
 class CommitBatch:
-    """Embeds views up to ``GROUP`` at a time and commits them to the index ``size`` at a time, or after some seconds.
+    """Embeds views up to ``GROUP`` at a time and commits them to the index after ``size`` of them, or some seconds.
 
     ``ids`` are of items that the index had before.
     """
@@ -36,7 +36,6 @@ class CommitBatch:
     ) -> None:
         self.index, self.embedder, self.ids, self.update, self.size = index, embedder, ids, update, size
         self.waiting: list[tuple[View, int, str, tuple[int, int]]] = []  # not embedded yet
-        self.group = FIRST  # so many of these go through the network together
         self.first = 0.0  # when the first of these came
         self._clear()
 
@@ -51,11 +50,19 @@ class CommitBatch:
         if not self.waiting:
             self.first = time.monotonic()
         self.waiting.append((view, number, path, stamp))
-        is_full = len(self.waiting) >= min(self.group, self.size - len(self.items))
+        is_full = len(self.waiting) >= min(GROUP, self.size)
         if is_full or time.monotonic() - self.first >= COMMIT_SECONDS:
-            self.embed()
-            if len(self.items) >= self.size or time.monotonic() - self.since >= COMMIT_SECONDS:
-                self.commit()
+            self._embed_and_commit()
+
+    def embed_meanwhile(self) -> None:
+        """Embed what waits, if it is enough, as the next image is still being read."""
+        if len(self.waiting) >= FEW:
+            self._embed_and_commit()
+
+    def _embed_and_commit(self) -> None:
+        self.embed()
+        if len(self.items) >= self.size or time.monotonic() - self.since >= COMMIT_SECONDS:
+            self.commit()
 
     def embed(self) -> None:
         """Embed the views that wait, together."""
@@ -66,7 +73,6 @@ class CommitBatch:
             self.items.append(IndexItem(number, path, *stamp, view.width, view.height, embedding.mask))
             self.embeddings.append(embedding)
         self.waiting.clear()
-        self.group = min(GROUP, 2 * self.group)
 
     def take(self, file: ImageFile, made: Embedded, number: int) -> None:
         """Take what a cluster made of a file; its size and time are those of the listing."""
