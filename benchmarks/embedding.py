@@ -7,7 +7,9 @@
 In every round each way embeds the same images, in turns, so that whatever else the machine does falls on all alike.
 What counts is the median over the rounds of the ratio to a bare loop: timm's network in batches of 32 without
 gradients, by torch (channels last), by onnxruntime and by torch.compile. FineSight is measured twice: for a few images,
-which it embeds by torch, and for many, with the engine that its trial chooses. With one thread, seconds are those of
+which it embeds by torch, and for many, with the engine that its trial chooses; with ``--half`` also in bfloat16, whose
+features are not quite the same. ``--openvino`` adds the bare loop by OpenVINO (``pip install openvino``), in full
+precision and in the one that it chooses itself. With one thread, seconds are those of
 the processor, else of the clock. All ways run in one process, where freed memory is kept, which the loop of a user
 would not have. ``--before`` adds an older commit of FineSight, in a process of its own.
 """
@@ -60,7 +62,7 @@ for line in sys.stdin:
 """  # no more than commit 7ebbcfa knows
 
 
-def ways(name: str, resolution: int, compiled: bool) -> tuple[dict[str, Way], str]:
+def ways(name: str, resolution: int, options: argparse.Namespace) -> tuple[dict[str, Way], str]:
     """Return the ways to embed a batch of normalized views, all by the same network, average pooled; and the engine."""
     torch.manual_seed(0)
     few = frozen(BackboneConfig(name=name, weights="random"), resolution)
@@ -77,8 +79,15 @@ def ways(name: str, resolution: int, compiled: bool) -> tuple[dict[str, Way], st
 
     found: dict[str, Way] = {"exact": exact.embed, "finesight, few": few.embed, "finesight, many": many.embed}
     found |= {"bare torch": bare, "bare onnxruntime": onnx_loop(model, resolution)}
-    if compiled:
+    if options.compile:
         found["bare torch.compile"] = compiled_loop(model)
+    if options.openvino:
+        found["bare openvino"] = openvino_loop(model, resolution, "f32")
+        found["openvino, bfloat16"] = openvino_loop(model, resolution, "bf16")
+    if options.half:
+        half = Encoder(few.config, few.backbone)
+        half.use_half_precision()
+        found["finesight, half"] = half.embed
     return found, f"{'torch' if maps is None else 'onnxruntime'}; onnxruntime is {gain:.2f} times as fast as torch"
 
 
@@ -94,9 +103,8 @@ def compiled_loop(model: Any) -> Way:
     return run
 
 
-def onnx_loop(model: Any, resolution: int) -> Way:
-    """Return the same loop in onnxruntime, as a user would export the network."""
-    import onnxruntime
+def export(model: Any, resolution: int, file: str) -> None:
+    """Export the network with its average, as a user would."""
 
     class Features(torch.nn.Module):
         def __init__(self) -> None:
@@ -106,21 +114,48 @@ def onnx_loop(model: Any, resolution: int) -> Way:
         def forward(self, views: Tensor) -> Tensor:
             return self.model.forward_features(views).mean((2, 3))
 
+    example, axes = torch.zeros(2, 3, resolution, resolution), {"views": {0: "n"}}
+    torch.onnx.export(
+        Features().eval(), (example,), file, dynamo=False, input_names=["views"], dynamic_axes=axes, opset_version=17
+    )
+
+
+def openvino_loop(model: Any, resolution: int, precision: str) -> Way:
+    """Return the same loop in OpenVINO, for batches of one size, which it is fastest with."""
+    import openvino
+
+    core = openvino.Core()
+    with tempfile.TemporaryDirectory() as folder:
+        export(model, resolution, f"{folder}/model.onnx")
+        network = core.read_model(f"{folder}/model.onnx")
+    compiled: dict[int, Any] = {}
+    settings = {
+        "INFERENCE_NUM_THREADS": torch.get_num_threads(),
+        "INFERENCE_PRECISION_HINT": precision,
+        "PERFORMANCE_HINT": "LATENCY",
+    }
+
+    def embed(part: Tensor) -> Any:
+        if len(part) not in compiled:
+            network.reshape([len(part), *part.shape[1:]])
+            compiled[len(part)] = core.compile_model(network, "CPU", settings)
+        return compiled[len(part)](part.numpy())[0].copy()
+
+    def run(views: Tensor) -> Tensor:
+        return torch.from_numpy(np.concatenate([embed(part) for part in torch.split(views, BATCH)]))
+
+    return run
+
+
+def onnx_loop(model: Any, resolution: int) -> Way:
+    """Return the same loop in onnxruntime."""
+    import onnxruntime
+
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = torch.get_num_threads()
     with tempfile.TemporaryDirectory() as folder:
-        file = f"{folder}/model.onnx"
-        example, axes = torch.zeros(2, 3, resolution, resolution), {"views": {0: "n"}}
-        torch.onnx.export(
-            Features().eval(),
-            (example,),
-            file,
-            dynamo=False,
-            input_names=["views"],
-            dynamic_axes=axes,
-            opset_version=17,
-        )
-        session = onnxruntime.InferenceSession(file, options, providers=["CPUExecutionProvider"])
+        export(model, resolution, f"{folder}/model.onnx")
+        session = onnxruntime.InferenceSession(f"{folder}/model.onnx", options, providers=["CPUExecutionProvider"])
 
     def run(views: Tensor) -> Tensor:
         parts = [session.run(None, {"views": part.numpy()})[0] for part in torch.split(views, BATCH)]
@@ -150,10 +185,10 @@ def older_loop(checkout: Path, name: str, views: Tensor, file: Path) -> Way:
 
 
 def measure(
-    name: str, resolution: int, rounds: int, images: int, compiled: bool, before: Path | None, folder: Path
+    name: str, resolution: int, rounds: int, images: int, options: argparse.Namespace, folder: Path
 ) -> dict[str, Any]:
-    now = clock()
-    found, engine = ways(name, resolution, compiled)
+    now, before = clock(), options.before
+    found, engine = ways(name, resolution, options)
     views = torch.randn(images, 3, resolution, resolution, generator=torch.Generator().manual_seed(0))
     if before is not None:
         found = {"before": older_loop(before, name, views, folder / f"{name}-{resolution}.npy"), **found}
@@ -207,6 +242,8 @@ def main() -> None:
     parser.add_argument(
         "--compile", action="store_true", help="torch.compile too, which takes up to a minute for each row"
     )
+    parser.add_argument("--openvino", action="store_true", help="OpenVINO too, which must be installed")
+    parser.add_argument("--half", action="store_true", help="FineSight with --half too")
     parser.add_argument("--rows", help="names of backbones, with commas")
     parser.add_argument("--before", type=Path, help="a checkout of an older commit of FineSight; needs two threads")
     parser.add_argument("-o", "--out", type=Path)
@@ -221,7 +258,7 @@ def main() -> None:
         for name, resolution in QUICK if options.quick else ROWS:
             if options.rows and name not in options.rows.split(","):
                 continue
-            rows.append(measure(name, resolution, rounds, images, options.compile, options.before, Path(folder)))
+            rows.append(measure(name, resolution, rounds, images, options, Path(folder)))
             print(f"{name} {resolution} px: {rows[-1]['images_per_second']}", flush=True)
     libraries = f", onnxruntime {version('onnxruntime')}, timm {version('timm')}"
     record_measurement({"threads": options.threads, "rounds": rounds, "rows": rows}, options.out, libraries)
