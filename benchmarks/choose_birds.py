@@ -161,7 +161,6 @@ def main() -> None:
     parser.add_argument("--weights", required=True)
     parser.add_argument("--classes", type=int, nargs=2, default=(51, 150), metavar=("FIRST", "LAST"))
     parser.add_argument("--shares", type=float, nargs="+", default=SHARES, help="of the initial weights")
-    parser.add_argument("--resolution", type=int, default=HELD["test_resolution"], help="to score at")
     parser.add_argument("--name", default="", help="of the data, where it is not the birds")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--runs", type=Path, default=Path("runs/choose"))
@@ -172,7 +171,6 @@ def main() -> None:
     runtime = RuntimeConfig(cache_dir=options.cache_dir)
     settings = VARIANTS.get(options.variant, HELD)
     name = "-".join(filter(None, (options.name, options.variant, f"seed{options.seed}")))
-    size = options.resolution
     file = options.runs / f"{options.name or 'validation'}.csv"
     write_list(source, file)
     config = build_config(
@@ -181,15 +179,15 @@ def main() -> None:
     rows: dict[str, Any] = {}
     if options.variant == "frozen":
         backbone = config.backbone.model_copy(update={"output_stride": 32})
-        rows["initial"] = scores(frozen(backbone, size), source, runtime)
+        rows["initial"] = scores(frozen(backbone, config.encoder_resolution), source, runtime)
     else:
         encoder = Encoder.load(train(config, options.runs / name, runtime).root)
         for share in options.shares:
-            rows[f"initial share {share:g}"] = scores(at_stride_32(encoder, config, share, size), source, runtime)
+            mixed = at_stride_32(encoder, config, share, config.encoder_resolution)
+            rows[f"initial share {share:g}"] = scores(mixed, source, runtime)
     words = [options.variant, "--seed", str(options.seed), "--data", options.data.absolute().name]
     words += ["--classes", *map(str, options.classes), "--shares", *map(str, options.shares)]
     words += ["--name", options.name] if options.name else []
-    words += ["--resolution", str(size)] if size != HELD["test_resolution"] else []
     words += ["--weights", Path(options.weights).name]  # paths by their last part: they differ from machine to machine
     result = {
         "command": shlex.join(["python", "benchmarks/choose_birds.py", *words]),
@@ -197,8 +195,7 @@ def main() -> None:
         "settings": settings if options.variant != "frozen" else {},
         "scores": rows,
     }
-    at = "" if size == HELD["test_resolution"] else f"-{size}px"
-    record_measurement(result, options.out / f"{name}{at}.json")
+    record_measurement(result, options.out / f"{name}.json")
     print(json.dumps(rows, indent=2))
 
 
