@@ -40,7 +40,7 @@ function look() {
 /** Puts the part of the map that is shown into the address. */
 function tell() {
   const { x, y, zoom } = points.camera, whole = x === WHOLE.x && y === WHOLE.y && zoom === WHOLE.zoom;
-  if (place.view === "map") go({ at: whole ? "" : [x, y, zoom].map((value) => Number(value.toFixed(4))).join() }, { replace: true });
+  if (place.view === "map") go({ at: whole ? "" : [x, y, zoom].map((value) => Number(value.toFixed(7))).join() }, { replace: true });
 }
 
 const within = (zoom) => Math.min(400, Math.max(0.5, zoom));
