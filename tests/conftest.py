@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from finesight.errors import FineSightError
 from processes import TINY, Finished, command, succeeded
 from refusals import pytest_sessionfinish, pytest_terminal_summary
 
@@ -127,3 +128,14 @@ def picture(tmp_path: Path) -> Callable[..., Path]:
         return path
 
     return write
+
+
+@pytest.fixture(scope="session")
+def half_precision() -> None:
+    """Skip a test where the processor has no bfloat16."""
+    from finesight.nn.half_precision import require_half_precision  # it loads torch, which many tests do without
+
+    try:
+        require_half_precision()
+    except FineSightError as error:
+        pytest.skip(str(error))

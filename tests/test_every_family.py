@@ -13,7 +13,6 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from finesight.data.sources import open_source
-from finesight.errors import FineSightError
 from finesight.explain.explainer import Explainer
 from finesight.export.onnx import export_onnx
 from finesight.features.embedder import OnnxEmbedder, TorchEmbedder
@@ -21,7 +20,6 @@ from finesight.features.encoder import Encoder
 from finesight.methods.base import METHODS
 from finesight.nn.distributed import world
 from finesight.nn.feature_map import find_map
-from finesight.nn.half_precision import require_half_precision
 from finesight.rationale.gradcam import map_gradcam, pooled_gradcam
 from finesight.search.build import open_or_create, update_index
 from finesight.search.searcher import Searcher
@@ -204,14 +202,6 @@ def test_two_processes_with_checkpointed_activations(tmp_path: Path) -> None:
         for name, values in whole.items():
             # timm interpolates position embeddings in single precision
             torch.testing.assert_close(share[name], values, rtol=1e-3, atol=1e-6 * float(values.abs().max()))
-
-
-@pytest.fixture(scope="module")
-def half_precision() -> None:
-    try:
-        require_half_precision()
-    except FineSightError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("name", ["test_vit", "tiny_swin", "test_mambaout"])

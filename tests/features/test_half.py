@@ -17,18 +17,13 @@ from finesight.features.encoder_config import EncoderConfig
 from finesight.features.gpu import LEAST_COSINE
 from finesight.features.onnx_maps import MANY
 from finesight.nn.backbone_config import BackboneConfig
-from finesight.nn.half_precision import require_half_precision
 from finesight.rationale.config import RationaleConfig
 
 POOLINGS = ("rationale-gem", "average", "energy-gem")
 
 
 @pytest.fixture(autouse=True)
-def able() -> None:
-    try:
-        require_half_precision()
-    except FineSightError as error:
-        pytest.skip(str(error))
+def able(half_precision: None) -> None:
     if torch.cuda.is_available():
         pytest.skip("with a GPU the copy of the encoder there uses half precision")
 

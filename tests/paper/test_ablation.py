@@ -21,7 +21,6 @@ from finesight.data.layouts.lookalikes import LookalikesConfig
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
 from finesight.features.encoder import Encoder
-from finesight.nn.half_precision import require_half_precision
 from finesight.paper.ablation import AblationExperiment, open_ablation, select_profile
 from finesight.paper.ablation_results import result_rows, summary_table, write_results
 from finesight.paper.ablations import (
@@ -381,7 +380,7 @@ def test_profiles(birds: Path, class_folders: Path, tmp_path: Path) -> None:
     [
         (
             ("--profile", "gpu"),
-            ("There is no profile 'gpu'", "drawn, cpu-50, cpu-200, cpu-200-320px"),
+            ("There is no profile 'gpu'", "drawn, cpu-50, cpu-200, cpu-200-320px, cpu-200-resnet18, paper"),
         ),
         (("--data", "no/such/folder"), ("does not exist", "give --data")),
         (("--seed", "-1"), ("--seed takes whole numbers from 0 on, not -1",)),
@@ -455,11 +454,8 @@ def test_the_command_line_keeps_what_was_typed(swept: Finished, tmp_path: Path) 
     )
 
 
+@pytest.mark.usefixtures("half_precision")
 def test_half_precision_is_that_of_the_encoders_and_is_kept_with_the_command(swept: Finished, tmp_path: Path) -> None:
-    try:
-        require_half_precision()
-    except FineSightError as error:
-        pytest.skip(str(error))
     job = copied(swept.job, tmp_path / "out")
     halved = replace(job, runtime=job.runtime.model_copy(update={"precision": "bf16"}))
     assert [one.encoder(Run("all-k", 0)).uses_half_precision for one in (job, halved)] == [False, True]

@@ -279,7 +279,7 @@ def test_images_go_through_the_network_together(run: Path, folder: Path, tmp_pat
     for n in range(24):
         shutil.copy(folder / f"image-{n:02d}.png", folder / f"more-{n:02d}.png")
     found = {}
-    for exact, commit in ((True, 64), (False, 64), (False, 33)):
+    for exact, commit in ((True, 64), (False, 64), (False, 40), (False, 33)):
         embedder = Counting.load(run, exact=exact)
         index = open_or_create(tmp_path / f"{exact}-{commit}", embedder, run, folder)
         update_index(index, embedder, folder, commit_images=commit)
