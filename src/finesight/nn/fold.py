@@ -159,12 +159,13 @@ class _PointConvolution(nn.Conv2d):
             and images.device.type == "cpu"
             and images.dtype == self.weight.dtype == torch.float32
             and not torch.is_autocast_enabled("cpu")
-            and torch.backends.mkldnn.is_available()  # type: ignore[no-untyped-call]
         )
 
 
 def _compute_by_onednn(conv: nn.Conv2d) -> None:
-    """Let a convolution of 1×1 be a ``_PointConvolution``."""
+    """Let a convolution of 1×1 be a ``_PointConvolution``, where there is oneDNN."""
+    if not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
+        return
     if type(conv) is nn.Conv2d and (conv.kernel_size, conv.padding) == ((1, 1), (0, 0)):
         conv.__class__ = _PointConvolution
 
