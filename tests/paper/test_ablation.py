@@ -20,6 +20,7 @@ from torch.nn.functional import normalize
 from finesight.data.layouts.lookalikes import LookalikesConfig
 from finesight.data.sources import open_source
 from finesight.errors import FineSightError
+from finesight.evaluation.evaluate import evaluate
 from finesight.features.encoder import Encoder
 from finesight.paper.ablation import AblationExperiment, open_ablation, select_profile
 from finesight.paper.ablation_results import result_rows, summary_table, write_results
@@ -30,6 +31,7 @@ from finesight.paper.ablations import (
     K_SWEEP_APART,
     KEEP_ALL,
     OWN,
+    POWERS,
     PROJECTIONS,
     paper_columns,
     paper_numbers,
@@ -107,6 +109,7 @@ def png_size(file: Path) -> tuple[int, int]:
         ("nu", {"rationale.nu"}),
         ("dim", {"objective.dim"}),
         ("projections", {"rationale.keep"}),
+        ("mask-power", set()),
     ],
 )
 def test_variants_differ_in_what_the_ablation_is_about_and_nothing_else(
@@ -278,6 +281,20 @@ def stop_in_the_middle(birds: Path, tmp_path: Path) -> None:
     job.run_missing()
     assert job.store.file("lcr", 0).stat().st_mtime_ns == first
     assert len(rows(second)) == 24
+
+
+def test_every_power_of_the_mask_is_what_a_network_of_that_power_has(birds: Path, tmp_path: Path) -> None:
+    job = finished(opened("mask-power", birds, tmp_path))
+    encoder = Encoder.load(job.job.folder(Run("lcr", 0)).root)
+    assert encoder.config.rationale is not None
+    found = {line["power"]: line["mAP"] for line in job.summary["rows"] if line["power"] is not None}
+    assert list(found) == list(POWERS)
+    assert len(set(found.values())) > 1
+    for power, mean_ap in found.items():
+        rationale = encoder.config.rationale.model_copy(update={"mask_power": power})
+        config = encoder.config.model_copy(update={"rationale": rationale})
+        alone = evaluate(Encoder(config, encoder.backbone, encoder.branch), birds, linear=False, progress=False)
+        assert alone.scores["retrieval"]["mAP"] == mean_ap
 
 
 # --- the projections --------------------------------------------------------------------------------------------------

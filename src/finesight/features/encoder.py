@@ -255,10 +255,15 @@ class Encoder(nn.Module):
         """
         return self.pooler.masks(output)
 
-    def with_branches(self, branches: Mapping[str, FittingBranch]) -> Encoder:
-        """Return the same network with more branches to pool by (``rationale:NAME``), all in one pass."""
+    def with_branches(
+        self, branches: Mapping[str, FittingBranch], powers: Mapping[str, float] | None = None
+    ) -> Encoder:
+        """Return the same network with more branches to pool by (``rationale:NAME``), all in one pass.
+
+        ``powers`` has the power of a branch's mask where it is not the rationale's ``mask_power``.
+        """
         encoder = self._like(Encoder(self.config, self.backbone, self.branch, exact=self.exact))
-        encoder.pooler.extra_branches = branches
+        encoder.pooler.extra_branches, encoder.pooler.extra_powers = branches, powers or {}
         return encoder
 
     def _like(self, other: Encoder) -> Encoder:

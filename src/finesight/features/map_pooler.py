@@ -41,13 +41,15 @@ class EncoderOutput:
 class MapPooler:
     """Pools what a backbone gives, by the masks of channel energy, of the class token and of the rationale's branch.
 
-    ``extra_branches`` are more branches to pool by, for comparison; an encoder never saves them. Raises
-    ``FineSightError`` if the encoder's own pooling needs what is not there.
+    ``extra_branches`` are more branches to pool by, for comparison; an encoder never saves them. ``extra_powers`` has
+    the power of their masks where it is not the rationale's ``mask_power``. Raises ``FineSightError`` if the encoder's
+    own pooling needs what is not there.
     """
 
     def __init__(self, config: EncoderConfig, backbone: Backbone, branch: FittingBranch | None) -> None:
         self.config, self.backbone, self.branch = config, backbone, branch
         self.extra_branches: Mapping[str, FittingBranch] = {}
+        self.extra_powers: Mapping[str, float] = {}
         self.require(find_pooling(config.pooling))
 
     @property
@@ -106,9 +108,11 @@ class MapPooler:
         if output.attention is not None:
             masks[ATTENTION] = attention_mask(limit_outliers(output.attention))
         if self.branch is not None and (rationale := self.config.rationale) is not None:
-            extra = {branch_mask_name(name): branch for name, branch in self.extra_branches.items()}
-            branches = {RATIONALE: self.branch, **extra}
-            masks |= {name: branch_mask(branch, phi, rationale) for name, branch in branches.items()}
+            masks[RATIONALE] = branch_mask(self.branch, phi, rationale)
+            for name, branch in self.extra_branches.items():
+                power = self.extra_powers.get(name, rationale.mask_power)
+                config = rationale.model_copy(update={"mask_power": power})
+                masks[branch_mask_name(name)] = branch_mask(branch, phi, config)
         return masks
 
     def require(self, pooling: Pooling) -> None:

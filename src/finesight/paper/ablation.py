@@ -11,6 +11,7 @@ from finesight.data.layouts.lookalikes import LookalikesConfig, make_lookalikes
 from finesight.data.sources import ImageSource, open_source
 from finesight.errors import FineSightError
 from finesight.evaluation.evaluate import evaluate_poolings
+from finesight.features.encoder import Encoder
 from finesight.features.extract import has_objects
 from finesight.io.console import console, format_count
 from finesight.nn.poolings import BranchPooling, find_pooling
@@ -64,6 +65,15 @@ class AblationExperiment(Experiment):
         """Return the pooling of a row: its own, or that of its training, by another branch where the row names one."""
         own = self.config(row.training, self.seeds[0]).pooling
         return row.pooling or (own if row.branch is None else BranchPooling(row.branch, gem=find_pooling(own).gem).name)
+
+    def load(self, run: Run) -> Encoder:
+        """Return the trained encoder, its own branch once more for each power of the mask that a row has."""
+        encoder = super().load(run)
+        rows = [row for row in self.ablation.rows if row.training == run.training]
+        powers = {row.branch: row.mask_power for row in rows if row.branch is not None and row.mask_power is not None}
+        if not powers or encoder.branch is None:
+            return encoder
+        return encoder.with_branches({**encoder.extra_branches, **dict.fromkeys(powers, encoder.branch)}, powers)
 
     def source(self) -> ImageSource:
         source = open_source(self.data)

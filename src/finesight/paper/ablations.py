@@ -12,7 +12,7 @@ from typing import Any, Literal
 from finesight.paper.published import TABLE_1, Place, look_up, paper_results
 from finesight.paper.rows import Training
 
-OURS, AVERAGE, GEM = "LCR", "average pooling", "GeM pooling"
+OURS, AVERAGE, GEM, ENERGY_GEM = "LCR", "average pooling", "GeM pooling", "channel energy in GeM"
 METRICS = ("rank1", "mAP")  # of the paper's, where it has them
 PAPER_SETTING = {"CUB": "CUB-200-2011, 224 px", "Cars": "Stanford Cars, 224 px", "CIFAR100": "CIFAR-100"}
 
@@ -27,6 +27,7 @@ class AblationRow:
     x: float | None = None  # None: the same all along the axis
     pooling: str | None = None  # None: the training's own
     branch: str | None = None  # the training's own pooling, but by this branch beside its own
+    mask_power: float | None = None  # that branch is the training's own, with its mask to this power
     paper: Mapping[str, Place] = field(default_factory=dict)  # dataset -> where the paper's number is
 
 
@@ -172,6 +173,26 @@ PROJECTION_CHOICE = Ablation(
     paper="its figure of Aircraft has no numbers in the text.",
 )
 
+# --- the power of the mask --------------------------------------------------------------------------------------------
+
+POWERS = (0.5, 1.0, 2.0, 3.0, 4.0, 8.0)
+MASK_POWER = Ablation(
+    title="The power of the mask",
+    about="A' of Eq. 8 is taken to a power before it pools: above 1 it keeps to the key parts, and to the power 0 it "
+    "would be GeM. One network and one branch a seed: the power changes neither.",
+    trainings={"lcr": Training("lcr")},
+    rows=(
+        *(AblationRow("lcr", f"power {p:g}", x=p, branch=f"power-{p:g}", mask_power=p) for p in POWERS),
+        AblationRow("lcr", AVERAGE, series=AVERAGE, pooling="average"),
+        AblationRow("lcr", GEM, series=GEM, pooling="gem"),
+        AblationRow("lcr", ENERGY_GEM, series=ENERGY_GEM, pooling="energy-gem"),
+    ),
+    figure="lines",
+    axis=("power", "power of the mask"),
+    log=2,
+    paper="no power is in Eq. 8: it is 1.",
+)
+
 # --- variants of the rationale and controls ---------------------------------------------------------------------------
 
 _OURS: dict[str, Place] = {"CUB": (TABLE_1, "Ours", "CUB", "retrieval")}
@@ -210,6 +231,7 @@ ABLATIONS: dict[str, Ablation] = {
     "nu": NU,
     "dim": DIM,
     "projections": PROJECTION_CHOICE,
+    "mask-power": MASK_POWER,
     "reading": RATIONALE_VARIANTS,
 }
 
