@@ -8,6 +8,9 @@ masks at 224 px, then with
 
 - ``320 px``: larger images (the same pixels, enlarged), so that φ has 10 × 10 cells in place of 7 × 7;
 - ``224 and 320 px``: the sum of both features, each of length 1;
+- ``448 px``: larger still, 14 × 14 cells;
+- ``closer look``: the smallest square of the 320 px image that holds all places where the mask is at least 0.4 of its
+  maximum (and 0.4 of the side or more), enlarged to 224 px and embedded in its place; and both, summed;
 - ``mirrored``: the sum of the features of an image and of its mirror image;
 - ``two maps``: beside the map of the stage before the last one (pooling ``…-two-maps``);
 - ``neighbors``: every feature, centered, replaced by its sum with those of its five nearest neighbors;
@@ -33,7 +36,7 @@ import numpy as np
 import torch
 from choose_birds import BATCH, OWN_POWER, VARIANTS, at_stride_32, validation_source
 from torch import Tensor
-from torch.nn.functional import normalize
+from torch.nn.functional import affine_grid, grid_sample, normalize
 
 from finesight.data.cache import cache_side, open_cache
 from finesight.data.sources import ImageSource
@@ -42,33 +45,31 @@ from finesight.evaluation.retrieval import retrieval
 from finesight.features.encoder import Encoder
 from finesight.io.progress import track
 from finesight.nn.half_precision import require_half_precision
-from finesight.nn.pooling import attention_mask, energy_map, pool, pool_two_maps
+from finesight.nn.pooling import attention_mask, energy_map, enlarge, pool, pool_two_maps
 from finesight.nn.poolings import EARLIER_WEIGHT
 from finesight.paper.machine import record_measurement
 from finesight.training.config import build_config
 
-SMALL, LARGE, SHARE = 224, 320, 0.5
+SMALL, LARGE, LARGEST, SHARE = 224, 320, 448, 0.5
 NEIGHBORS, NEAREST, CELLS = 5, 60, 16
+SEEN, LEAST_SIDE, GRID = 0.4, 0.4, 28  # of the closer look: share of the mask's maximum and of the side, cells
 Embedded = dict[str, Tensor]
 
 
 @torch.no_grad()
 def embed(encoder: Encoder, source: ImageSource, size: int, *, half: bool, mirrored: bool) -> dict[str, Embedded]:
-    """Return, by mask: GeM of φ, of two maps, the mask, and the 16 cells in which it is largest."""
+    """Return, by mask: GeM of φ, of two maps, the mask, and the 16 cells in which it is largest.
+
+    Of images of 320 px, which are not mirrored, also GeM of the part where the mask is large.
+    """
     cache = open_cache(source, cache_side(size))
     assert cache.source.splits is not None
     test = np.flatnonzero(cache.source.splits == "test")
     found: dict[str, dict[str, list[Tensor]]] = {}
     for rows in track(np.split(test, range(BATCH, len(test), BATCH)), -(-len(test) // BATCH), f"{size} px"):
         views = encoder.cached_views(cache, rows)
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            made = encoder.backbone.outputs(views.flip(3) if mirrored else views, folded=True, earlier=True)
-        assert made.earlier is not None
-        assert encoder.branch is not None
-        phi, earlier = made.phi.float(), made.earlier.float()
-        masks = {"energy": energy_map(phi), "rationale": encoder.branch(phi)}
-        for name, mask in masks.items():
-            mask = attention_mask(mask) ** (OWN_POWER if name == "rationale" else 1.0)
+        phi, earlier = maps(encoder, views.flip(3) if mirrored else views, half=half)
+        for name, mask in masks(encoder, phi).items():
             weights, cells = mask.flatten(1).topk(CELLS)
             local = phi.flatten(2).gather(2, cells[:, None].expand(-1, phi.shape[1], -1))  # (N, C, 16)
             parts = {
@@ -77,9 +78,45 @@ def embed(encoder: Encoder, source: ImageSource, size: int, *, half: bool, mirro
                 "weights": weights / weights.sum(1, keepdim=True),
                 "local": normalize(local, dim=1).transpose(1, 2),
             }
+            if size == LARGE:
+                near, _ = maps(encoder, cut_out(views, mask), half=half)
+                parts["closer"] = normalize(pool(near, masks(encoder, near)[name], gem=True))
             for part, values in parts.items():
                 found.setdefault(name, {}).setdefault(part, []).append(values)
     return {name: {part: torch.cat(values) for part, values in parts.items()} for name, parts in found.items()}
+
+
+def maps(encoder: Encoder, views: Tensor, *, half: bool) -> tuple[Tensor, Tensor]:
+    """Return φ and the map of the stage before it."""
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        made = encoder.backbone.outputs(views, folded=True, earlier=True)
+    assert made.earlier is not None
+    return made.phi.float(), made.earlier.float()
+
+
+def masks(encoder: Encoder, phi: Tensor) -> dict[str, Tensor]:
+    assert encoder.branch is not None
+    return {
+        "energy": attention_mask(energy_map(phi)),
+        "rationale": attention_mask(encoder.branch(phi)) ** OWN_POWER,
+    }
+
+
+def cut_out(views: Tensor, mask: Tensor) -> Tensor:
+    """Return the square around all places where the mask is large, enlarged. (N, 3, R, R), (N, H, W) -> (N, 3, S, S)"""
+    fine = enlarge(mask, GRID, GRID)
+    seen = fine >= SEEN * fine.amax((1, 2), keepdim=True)
+    spans = []
+    for along in (seen.any(1), seen.any(2)):  # x, y
+        first, last = along.float().argmax(1), GRID - along.flip(1).float().argmax(1)
+        spans.append(torch.stack([first, last]) / GRID)
+    side = torch.stack([last - first for first, last in spans]).amax(0).clamp(min=LEAST_SIDE)
+    middle = [((first + last) / 2).clamp(min=side / 2, max=1 - side / 2) for first, last in spans]
+    place = torch.zeros(len(views), 2, 3)
+    for axis in (0, 1):
+        place[:, axis, axis], place[:, axis, 2] = side, 2 * middle[axis] - 1
+    grid = affine_grid(place, [len(views), 3, SMALL, SMALL], align_corners=False)
+    return grid_sample(views, grid, mode="bicubic", padding_mode="border", align_corners=False)
 
 
 def with_neighbors(features: Tensor) -> Tensor:
@@ -109,7 +146,7 @@ def scored(features: Tensor, labels: Tensor) -> dict[str, np.ndarray]:
 
 def ideas(embedding: Callable[..., dict[str, Embedded]], labels: Tensor) -> dict[str, Any]:
     small, mirror = embedding(SMALL, mirrored=False), embedding(SMALL, mirrored=True)
-    large = embedding(LARGE, mirrored=False)
+    large, largest = embedding(LARGE, mirrored=False), embedding(LARGEST, mirrored=False)
     rows: dict[str, Any] = {}
     for mask in small:
         one, many = small[mask]["one"], large[mask]["one"]
@@ -118,6 +155,9 @@ def ideas(embedding: Callable[..., dict[str, Embedded]], labels: Tensor) -> dict
             f"{SMALL} px": before,
             f"{LARGE} px": scored(many, labels),
             f"{SMALL} and {LARGE} px": scored(normalize(one + many), labels),
+            f"{LARGEST} px": scored(largest[mask]["one"], labels),
+            "closer look": scored(large[mask]["closer"], labels),
+            f"{LARGE} px and closer look": scored(normalize(many + large[mask]["closer"]), labels),
             "mirrored": scored(normalize(one + mirror[mask]["one"]), labels),
             "two maps": scored(small[mask]["two"], labels),
             f"{LARGE} px, two maps": scored(large[mask]["two"], labels),

@@ -147,19 +147,31 @@ def test_the_docs_show_the_committed_results(profile: str, page: str) -> None:
         assert f"<!-- bench:{name} -->" in text
 
 
-@pytest.mark.parametrize("name", ABLATIONS)
-def test_the_page_of_ablations_shows_the_committed_results(name: str) -> None:
-    folder, text = ROOT / "results" / "ablations" / name, (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
+ABLATION_RESULTS = ROOT / "results" / "ablations"
+
+
+@pytest.mark.parametrize(
+    "folder",
+    sorted(file.parent for file in ABLATION_RESULTS.glob("**/results.json")),
+    ids=lambda folder: str(folder.relative_to(ABLATION_RESULTS)),
+)
+def test_the_page_of_ablations_shows_the_committed_results(folder: Path) -> None:
+    text = (ROOT / "docs" / "ablations.md").read_text(encoding="utf-8")
     summary = json.loads((folder / "results.json").read_text(encoding="utf-8"))
-    assert summary["ablation"] == name
+    assert summary["ablation"] == folder.name
     assert markdown_table(summary_table(summary)) in text
     assert f"    {summary['command']}\n" in text
-    assert f"](img/ablation-{name}.png)" in text
-    assert (ROOT / "docs" / "img" / f"ablation-{name}.png").stat().st_size > 10_000
+    picture = f"ablation-{'-'.join(folder.relative_to(ABLATION_RESULTS).parts)}.png"
+    assert f"](img/{picture})" in text
+    assert (ROOT / "docs" / "img" / picture).stat().st_size > 10_000
     with (folder / "results.csv").open(encoding="utf-8", newline="") as file:
         listed = list(csv.DictReader(file))
     rows = summary["rows"]
     assert listed == [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
+
+
+def test_every_ablation_has_results_on_real_birds() -> None:
+    assert {folder.name for folder in (ABLATION_RESULTS / "birds").iterdir()} == {*ABLATIONS}
 
 
 @pytest.mark.parametrize(
