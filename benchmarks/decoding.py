@@ -85,6 +85,7 @@ def measure(backbone: str, photos: str, folder: Path, threads: int, rounds: int)
         count = len(files)
         frozen(BackboneConfig(name=backbone, weights="random"), RESOLUTION).save(run)
         embedder = TorchEmbedder.load(run)
+        embedder.encoder.prepare_for(count)  # as `finesight index` does: the network alone has the same engine
         views = []
         _, reading = timed(lambda: views.extend(read_view(file, RESOLUTION)[0] for file in files))  # type: ignore[index]
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from finesight.data.remembered import ENGINES, Remembered
 from finesight.features.gpu import weight_state
+from finesight.features.onnx_runtime import session_options
 from finesight.nn.backbone import Backbone, MapOutput
 from finesight.nn.earlier_map import two_maps
 
@@ -49,10 +50,9 @@ class OnnxMaps:
                 input_names=["views"],
                 dynamic_axes={"views": {0: "batch"}},
             )
-        options = onnxruntime.SessionOptions()
-        options.log_severity_level = 3
-        options.intra_op_num_threads = torch.get_num_threads()
-        self._session = onnxruntime.InferenceSession(content.getvalue(), options, providers=["CPUExecutionProvider"])
+        self._session = onnxruntime.InferenceSession(
+            content.getvalue(), session_options(torch.get_num_threads()), providers=["CPUExecutionProvider"]
+        )
 
     def fits(self, views: Tensor, *, earlier: bool = False) -> bool:
         """Return whether it can be asked: for maps it gives of views of its size, while the weights are the same."""
