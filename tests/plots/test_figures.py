@@ -87,6 +87,16 @@ def test_bars_without_a_value_or_a_table() -> None:
     assert blank == figures.score_bars([{}]) == figures.score_bars([{"system": "a", "mAP": np.nan}])
 
 
+# --- a line for each system
+
+
+def test_all_kinds_are_named_within_the_picture() -> None:
+    row = figures.DotRow("a system", {f"{word} of the object": 50.0 + i for i, word in enumerate("abcde")})
+    pixels = decode(figures.dot_rows([row], xlabel="percent", accent="b of the object"))
+    edge = np.concatenate([pixels[:, :4], pixels[:, -4:]], axis=1)
+    assert (edge == 255).all(), "nothing is cut off"
+
+
 # --- scores over K
 
 POINTS = {1: [40.0, 42.0], 4: [44.0, 46.0], 32: [50.0, 51.0], 256: [47.0, 47.5]}

@@ -116,7 +116,7 @@ def dot_rows(rows: Sequence[DotRow], *, xlabel: str, accent: str) -> Figure:
     axes.margins(x=0.12)
     axes.grid(axis="x")
     axes.set_xlabel(xlabel)
-    figure.legend(loc="outside upper center", ncols=len(kinds), frameon=False)
+    figure.legend(loc="outside upper center", ncols=min(3, len(kinds)), frameon=False)
     return figure
 
 
