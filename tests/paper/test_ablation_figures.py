@@ -71,6 +71,12 @@ def legend(figure: Figure) -> list[str]:
         ),
         ("nu", "ν, the weight of L_KL", [0.001, 0.01, 0.1, 1], ["LCR", "average pooling"]),
         ("dim", "dimension of the embedding", [64, 128, 256, 512, 1024], ["LCR", "average pooling"]),
+        (
+            "mask-power",
+            "power of the mask",
+            [0.5, 1, 2, 3, 4, 8],
+            ["LCR", "average pooling", "GeM pooling", "channel energy in GeM"],
+        ),
     ],
 )
 def test_lines_over_what_is_varied(
@@ -92,6 +98,8 @@ def test_lines_over_what_is_varied(
         assert axes.get_xscale() == "log"
         assert axes.get_xticks().tolist() == ticks
     assert legend(figure) == names
+    handles = figure.legends[0].get_lines()
+    assert len({handle.get_color() for handle in handles}) == len(names), "one can be told from another"
     assert figure.legends[0].get_title().get_text() == "mean and range over 2 seeds"
 
 

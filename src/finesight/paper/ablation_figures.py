@@ -39,7 +39,12 @@ LABELS = {
 }
 SCORED, UNSCORED = ("rank1", "mAP"), ("mask_entropy", "kl")
 CURVES, UNSCORED_CURVES = ("val_rank1", "val_mAP"), ("kl", "mask_entropy")
-LOOKS = ((ACCENT, "-", "o"), (INK, (0, (5, 2)), "s"), ("#c2571a", (0, (1.5, 1.5)), "^"))
+LOOKS = (
+    (ACCENT, "-", "o"),
+    (INK, (0, (5, 2)), "s"),
+    ("#c2571a", (0, (1.5, 1.5)), "^"),
+    ("#2e7d4f", (0, (5, 2, 1.5, 2)), "D"),
+)
 ENDS = 3  # projections of highest and of lowest variance that are shown
 SHEET_NOTE = "dark: weakest answer, bright: strongest (each column on its own scale)"
 
@@ -145,7 +150,7 @@ def draw_lines(
             axes.annotate(mark[1], (mark[0], 1), (3, -2), ("data", "axes fraction"), "offset points", va="top", size=7)
         axes.set(xlabel=xlabel, ylabel=panel.label)
     handles, names = grid[0].get_legend_handles_labels()
-    figure.legend(handles, names, loc="outside lower center", ncols=min(3, len(names)), frameon=False, title=note)
+    figure.legend(handles, names, loc="outside lower center", ncols=min(4, len(names)), frameon=False, title=note)
     return figure
 
 
