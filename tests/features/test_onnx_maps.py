@@ -5,7 +5,6 @@ from __future__ import annotations
 import copy
 import json
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -47,20 +46,6 @@ def test_the_same_maps_of_any_number_of_images(name: str) -> None:
     with torch.no_grad():
         next(one.backbone.parameters()).mul_(2)
     assert not maps.fits(views()), "the weights are others now"
-
-
-def test_its_threads_sleep_between_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Spinning threads, which onnxruntime has by default, take half of these 50 ms from those that read pictures."""
-    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
-    maps = OnnxMaps(encoder("test_resnet").backbone, 64)
-    used = []
-    for _ in range(3):
-        with torch.no_grad():
-            maps(views())
-        before = time.process_time()
-        time.sleep(0.05)
-        used.append(time.process_time() - before)
-    assert min(used) < 0.005
 
 
 def test_a_trial_is_made_once(cache: Path) -> None:

@@ -18,7 +18,6 @@ from torch import Tensor, nn
 
 from finesight.data.remembered import ENGINES, Remembered
 from finesight.features.gpu import weight_state
-from finesight.features.onnx_runtime import session_options
 from finesight.nn.backbone import Backbone, MapOutput
 from finesight.nn.earlier_map import two_maps
 
@@ -50,9 +49,10 @@ class OnnxMaps:
                 input_names=["views"],
                 dynamic_axes={"views": {0: "batch"}},
             )
-        self._session = onnxruntime.InferenceSession(
-            content.getvalue(), session_options(torch.get_num_threads()), providers=["CPUExecutionProvider"]
-        )
+        options = onnxruntime.SessionOptions()
+        options.log_severity_level = 3
+        options.intra_op_num_threads = torch.get_num_threads()
+        self._session = onnxruntime.InferenceSession(content.getvalue(), options, providers=["CPUExecutionProvider"])
 
     def fits(self, views: Tensor, *, earlier: bool = False) -> bool:
         """Return whether it can be asked: for maps it gives of views of its size, while the weights are the same."""

@@ -57,29 +57,20 @@ def require(name: str) -> ModuleType:
         raise FineSightError(f"This needs the package {package!r} ({error}). To install it: {EXTRA}") from error
 
 
-def session_options(threads: int | None) -> Any:
-    """Return how onnxruntime runs a model: with ``threads`` threads, or one for each core, that sleep while they wait.
-
-    By default they spin, and so keep the cores from the threads that read the next pictures.
-    """
-    options = require("onnxruntime").SessionOptions()
-    options.log_severity_level = 3  # no warning of an input that may be left out
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    if threads is not None:
-        options.intra_op_num_threads = threads
-    return options
-
-
 def open_session(model: Path, threads: int | None = None) -> Any:
     """Open the file in onnxruntime on the CPU, with ``threads`` threads or one for each core.
 
     A file that is missing or cannot be run is a ``FineSightError``.
     """
     runtime = require("onnxruntime")
+    options = runtime.SessionOptions()
+    options.log_severity_level = 3  # no warning of an input that may be left out
+    if threads is not None:
+        options.intra_op_num_threads = threads
     if not model.is_file():
         raise FineSightError(f"There is no file {model}.")
     try:
-        return runtime.InferenceSession(str(model), session_options(threads), providers=["CPUExecutionProvider"])
+        return runtime.InferenceSession(str(model), options, providers=["CPUExecutionProvider"])
     except Exception as error:  # onnxruntime has an exception of its own for each way to fail, and no common one
         raise FineSightError(f"{model} cannot be run by onnxruntime: {first_line(error)}") from error
 
