@@ -11,6 +11,7 @@ import pytest
 
 from finesight.errors import FineSightError
 from finesight.paper.ablation_results import summary_table
+from finesight.paper.ablations import ABLATIONS
 from finesight.paper.benchmark import Benchmark
 from finesight.paper.datasets import DATASETS
 from finesight.paper.markdown import (
@@ -167,6 +168,15 @@ def test_the_page_of_ablations_shows_the_committed_results(folder: Path) -> None
         listed = list(csv.DictReader(file))
     rows = summary["rows"]
     assert listed == [{key: "" if value is None else str(value) for key, value in row.items()} for row in rows]
+
+
+def test_every_ablation_has_results() -> None:
+    """Of the drawn birds all that the paper has; the power of the mask, which it does not vary, of real birds."""
+    drawn, birds = (
+        {file.parent.name for file in ABLATION_RESULTS.glob(f"{place}*/results.json")} for place in ("", "birds/")
+    )
+    assert drawn == {*ABLATIONS} - {"mask-power"}
+    assert birds >= {"mask-power"}
 
 
 @pytest.mark.parametrize(
